@@ -1,0 +1,6 @@
+"""The built-in calibrators: name -> where its class is."""
+
+BUILTIN = {
+    "featcal": "merging.calibrators.featcal:FeatCal",
+    "surgery": "merging.calibrators.surgery:Surgery",
+}

@@ -1,0 +1,94 @@
+"""CheckpointSource: named tensors that are read only when asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from merging.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor, known without reading it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+
+class CheckpointSource(ABC):
+    """Named tensors that are read only when asked for. What `read` returns is the caller's to keep, not to change."""
+
+    label: str = "checkpoint"  # how messages call it: a folder, or 'expert "mnist"'
+
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """All names, in the order in which they are stored."""
+
+    @abstractmethod
+    def spec(self, name: str) -> TensorSpec:
+        """Shape and dtype, no data read. Raises CheckpointError for an unknown name."""
+
+    @abstractmethod
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """The tensor in its stored dtype, or only those rows of its first axis."""
+
+
+class StateDictSource(CheckpointSource):
+    """A mapping of tensors, or a module, seen as a checkpoint."""
+
+    def __init__(self, tensors: Mapping[str, Tensor] | nn.Module, label: str = "state dict") -> None:
+        self.label = label
+        self._tensors: Mapping[str, Tensor] = (
+            tensors.state_dict() if isinstance(tensors, nn.Module) else tensors
+        )
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def spec(self, name: str) -> TensorSpec:
+        tensor = self._get(name)
+        return TensorSpec(tuple(tensor.shape), tensor.dtype)
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        tensor = self._get(name).detach()
+        return tensor if rows is None else tensor[rows]
+
+    def _get(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise CheckpointError(f'{self.label} has no tensor "{name}"')
+        return self._tensors[name]
+
+
+class RenamedSource(CheckpointSource):
+    """Another source's tensors under other names; what `names` does not list is hidden."""
+
+    def __init__(self, source: CheckpointSource, names: Mapping[str, str]) -> None:
+        """`names`: new name -> name in `source`."""
+        self.label, self._source, self._names = source.label, source, dict(names)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._source.spec(self._inner(name))
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return self._source.read(self._inner(name), rows)
+
+    def _inner(self, name: str) -> str:
+        if name not in self._names:
+            raise CheckpointError(f'{self.label} has no tensor "{name}"')
+        return self._names[name]

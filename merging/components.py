@@ -1,0 +1,27 @@
+"""The three registries, and the decorators that add to them."""
+
+from __future__ import annotations
+
+from merging.contracts.backbone import Backbone
+from merging.backbones import BUILTIN as BACKBONES
+from merging.contracts.calibrator import Calibrator
+from merging.calibrators import BUILTIN as CALIBRATORS
+from merging.contracts.merger import Merger
+from merging.registry import Registry
+from merging.strategies import BUILTIN as STRATEGIES
+
+strategies: Registry[Merger] = Registry("strategy", "merging.strategies", STRATEGIES)
+calibrators: Registry[Calibrator] = Registry("calibrator", "merging.calibrators", CALIBRATORS)
+backbones: Registry[Backbone] = Registry("backbone", "merging.backbones", BACKBONES)
+
+strategy = strategies.register
+calibrator = calibrators.register
+backbone = backbones.register
+
+
+def available(kind: str) -> tuple[str, ...]:
+    """Names of all strategies, calibrators or backbones, including those of plug-ins."""
+    registries = {"strategies": strategies, "calibrators": calibrators, "backbones": backbones}
+    if kind not in registries:
+        raise ValueError(f'available() knows {", ".join(registries)}; got "{kind}"')
+    return registries[kind].names()

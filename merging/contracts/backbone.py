@@ -1,0 +1,88 @@
+"""Backbone: what the framework needs to know of an architecture, and nothing of any method.
+
+Shape letters: B examples, T tokens, F final feature.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+from merging.settings import Settings as BaseSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+Batch: TypeAlias = "Mapping[str, Tensor]"
+"""Keyword arguments of a model's forward, first axis = example."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a module's parameter lies in the checkpoint: a tensor's name, and its rows if it is only a part."""
+
+    name: str
+    rows: slice | None = None
+
+
+class Backbone(ABC):
+    """One architecture, read from a checkpoint's config. Subclasses declare what differs; most need a dozen lines."""
+
+    name: ClassVar[str] = ""
+    model_types: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # values of `model_type` in config.json that `auto` gives to it
+    head_patterns: ClassVar[
+        tuple[str, ...]
+    ] = ()  # tensors that belong to one task: kept per task, never merged
+
+    class Settings(BaseSettings):
+        """No settings."""
+
+    def __init__(
+        self, config: Any, settings: BaseSettings | None = None, *, folder: Path | None = None
+    ) -> None:
+        """`config`: a transformers config; `folder`: where tokenizer and processor lie."""
+        self.config, self.folder = config, folder
+        self.settings: Any = settings if settings is not None else type(self).Settings()
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first sentence of the docstring."""
+        return (cls.__doc__ or "").strip().split("\n")[0]
+
+    @abstractmethod
+    def skeleton(self) -> nn.Module:
+        """The model in eval mode: parameters on the meta device, buffers real."""
+
+    @abstractmethod
+    def stacks(self, model: nn.Module) -> tuple[str, ...]:
+        """Names of the lists of like layers, in forward order: ("encoder.layers",)."""
+
+    def module_names(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Names in a checkpoint -> names in the module, by the model class's own rules; the rest is left out."""
+        return {name: name for name in names}
+
+    def is_head(self, name: str) -> bool:
+        """Whether the stored tensor belongs to one task's head."""
+        return any(fnmatch(name, pattern) for pattern in self.head_patterns)
+
+    def forward_kwargs(self, batch: Batch) -> dict[str, Any]:
+        """What the model is called with: the batch, and caches off."""
+        return dict(batch)
+
+    def token_weights(self, batch: Batch, stack: str, linear: str, last: bool) -> Tensor | None:
+        """Weight of each token (B T) in the statistics of that linear or norm; None: all weigh 1.
+
+        Padding weighs 0. `last`: in the stack's last block, tokens that the head does not read may weigh less.
+        """
+        return None
+
+    @abstractmethod
+    def features(self, output: Any, batch: Batch) -> Tensor:
+        """What heads read (B F), from the model's output."""

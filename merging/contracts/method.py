@@ -1,0 +1,40 @@
+"""What every merge rule and calibrator tells about itself: name, needs, settings, paper, memory law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
+
+from merging.settings import Settings as BaseSettings
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told often by long work: stage, done, total."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """The Progress of those who do not want to know."""
+
+
+class Method:
+    """Base of Merger and Calibrator. Everything that `merging list`, `merging show` and the docs print is read here."""
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    needs: ClassVar[frozenset[str]] = frozenset()  # of: base, data, labels, gradients, low rank
+    memory: ClassVar[str] = (
+        ""  # the memory law, for people; S: the largest tensor, D: the widest linear, N: experts
+    )
+    weighted: ClassVar[bool] = False  # whether the experts' weights mean something to this method
+
+    class Settings(BaseSettings):
+        """No settings."""
+
+    def __init__(self, settings: BaseSettings | None = None, *, seed: int = 0, **values: Any) -> None:
+        """Settings as an object, or by name: `Ties(density=0.3)`."""
+        self.settings: Any = settings if settings is not None else type(self).Settings(**values)
+        self.seed = seed
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first sentence of the docstring."""
+        return (cls.__doc__ or "").strip().split("\n")[0]

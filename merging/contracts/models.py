@@ -1,0 +1,26 @@
+"""Models: what a run works on, opened but not read, all tensors under the base's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from merging.contracts.backbone import Backbone
+from merging.checkpoints.source import CheckpointSource
+
+
+@dataclass(frozen=True)
+class Models:
+    """Base and experts. `kept` lists the tensors that no rule may touch: they are the base's in every output."""
+
+    base: CheckpointSource
+    experts: Mapping[str, CheckpointSource]
+    weights: Mapping[str, float]
+    backbone: Backbone | None = (
+        None  # None: tensors without a known architecture, enough for tensor-wise rules
+    )
+    kept: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(self.experts)

@@ -1,0 +1,86 @@
+"""Task and CalibrationData: the examples a run uses, drawn once, held fixed, fingerprinted.
+
+Shape letters: B examples, C classes, F final feature.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from merging.contracts.backbone import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Examples(ABC):
+    """A fixed, ordered set of model inputs, with labels where the source has them."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of examples."""
+
+    @abstractmethod
+    def batches(self) -> tuple[Batch, ...]:
+        """The inputs, batch by batch, always the same; the last batch may be smaller."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Tensor | None:
+        """Class indices (all examples), or None."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of the contents and their order."""
+
+    @abstractmethod
+    def hashes(self) -> tuple[str, ...]:
+        """One content hash per example, to find overlap between splits."""
+
+
+class CalibrationData(Mapping[str, Examples]):
+    """Task name -> calibration examples, in the order of the experts."""
+
+    def __init__(self, examples: Mapping[str, Examples]) -> None:
+        self._examples = dict(examples)
+
+    def __getitem__(self, task: str) -> Examples:
+        return self._examples[task]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._examples)
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return {task: examples.fingerprint for task, examples in self._examples.items()}
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Scores = features @ weight^T + bias."""
+
+    weight_CF: Tensor
+    bias_C: Tensor | None = None
+
+    def __call__(self, features_BF: Tensor) -> Tensor:
+        scores_BC = features_BF @ self.weight_CF.to(features_BF).T
+        return scores_BC if self.bias_C is None else scores_BC + self.bias_C.to(scores_BC)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is known about one task: examples to calibrate on, examples to test on, and its head."""
+
+    name: str
+    calibration: Examples | None = None
+    test: Examples | None = None
+    head: LinearHead | None = None
+    metric: str = "accuracy"
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,1 @@
+"""Scores per task and distance to the experts."""

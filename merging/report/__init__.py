@@ -1,0 +1,1 @@
+"""What a run learned, for people and for programs."""
