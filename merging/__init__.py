@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from merging.api import merge as merge
-    from merging.contracts.backbone import Backbone as Backbone
-    from merging.contracts.calibrator import Calibrator as Calibrator
     from merging.components import available as available
     from merging.components import backbone as backbone
     from merging.components import calibrator as calibrator
     from merging.components import strategy as strategy
+    from merging.contracts.backbone import Backbone as Backbone
+    from merging.contracts.calibrator import Calibrator as Calibrator
+    from merging.contracts.merger import Merger as Merger
+    from merging.contracts.merger import TensorMerger as TensorMerger
     from merging.errors import MergingError as MergingError
     from merging.layerwise import LayerwiseCalibrator as LayerwiseCalibrator
     from merging.layerwise import LayerwiseMerger as LayerwiseMerger
-    from merging.contracts.merger import Merger as Merger
-    from merging.contracts.merger import TensorMerger as TensorMerger
     from merging.pipeline import Pipeline as Pipeline
     from merging.report.report import Report as Report
     from merging.settings import Settings as Settings

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from merging.contracts.backbone import Backbone
 from merging.backbones import BUILTIN as BACKBONES
-from merging.contracts.calibrator import Calibrator
 from merging.calibrators import BUILTIN as CALIBRATORS
+from merging.contracts.backbone import Backbone
+from merging.contracts.calibrator import Calibrator
 from merging.contracts.merger import Merger
 from merging.registry import Registry
 from merging.strategies import BUILTIN as STRATEGIES

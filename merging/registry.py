@@ -14,10 +14,10 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 
-def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that is most like `word`, if any is."""
+def nearest(word: str, words: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The one of `words` that is most like `word`, if any is like it by at least `cutoff` of 1."""
     by_plain = {candidate.lower().replace("-", "_"): candidate for candidate in words}
-    found = difflib.get_close_matches(word.lower().replace("-", "_"), by_plain, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), by_plain, n=1, cutoff=cutoff)
     return by_plain[found[0]] if found else None
 
 

@@ -76,8 +76,10 @@ class Backbone(ABC):
         """What the model is called with: the batch, and caches off."""
         return dict(batch)
 
-    def token_weights(self, batch: Batch, stack: str, linear: str, last: bool) -> Tensor | None:
-        """Weight of each token (B T) in the statistics of that linear or norm; None: all weigh 1.
+    def token_weights(
+        self, batch: Batch, stack: str, module: str, tokens: tuple[int, ...], last: bool
+    ) -> Tensor | None:
+        """Weights of shape `tokens` (B T) in the statistics of that linear or norm; None: all weigh 1.
 
         Padding weighs 0. `last`: in the stack's last block, tokens that the head does not read may weigh less.
         """

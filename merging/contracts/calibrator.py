@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from merging.checkpoints.sink import CheckpointSink
     from merging.checkpoints.source import CheckpointSource
-    from merging.data.task import CalibrationData
     from merging.contracts.merger import MergeNotes
     from merging.contracts.models import Models
+    from merging.data.task import CalibrationData
 
 
 class Calibrator(Method, ABC):

@@ -1,25 +1,24 @@
 """Merger: turns base and experts into one model. TensorMerger sees one parameter at a time.
 
-Shape letters: N experts, S the shape of the parameter.
+Shape letters: N experts, S the shape of the parameter (or of a block of its rows).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from merging.errors import MergingError, RuleError
 from merging.contracts.method import Method, Progress, silent
+from merging.errors import MergingError, Problem, RuleError, SpecError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from merging.checkpoints.sink import CheckpointSink
-    from merging.data.task import CalibrationData
     from merging.contracts.models import Models
-
-BLOCK_ELEMENTS = 1 << 22  # elements of a row block of an element-wise rule: 16 MiB in float32 per model
+    from merging.contracts.vectors import TaskVectors
+    from merging.data.task import CalibrationData
 
 
 class Merger(Method, ABC):
@@ -37,9 +36,16 @@ class Merger(Method, ABC):
         """Write every tensor of the base, merged, to `sink` (which the caller opens and closes)."""
 
     @classmethod
-    def coefficients(cls, settings: object, weights: Mapping[str, float]) -> dict[str, float] | None:
+    def coefficients(cls, settings: Any, weights: Mapping[str, float]) -> dict[str, float] | None:
         """The factor with which each expert enters the result, where the method has one; printed by `plan`."""
         return None
+
+    @classmethod
+    def check(cls, settings: Any, weights: Mapping[str, float]) -> list[str]:
+        """What makes these settings and weights (one per expert) unfit for each other; found before any work."""
+        if not cls.weighted and any(weight != 1 for weight in weights.values()):
+            return [f'{cls.name or cls.__name__} does not use weights; leave out "weight"']
+        return []
 
 
 class MergeNotes(dict[str, object]):
@@ -49,15 +55,23 @@ class MergeNotes(dict[str, object]):
 class TensorMerger(Merger):
     """A rule for one parameter at a time. Subclass it and write `combine`; nothing else is needed.
 
-    In `combine`, `self.settings` are the validated settings, `self.weights_N` the experts' weights and `self.experts`
-    their names, in the order of `deltas_NS`.
+    In `combine`, `self.settings` are the validated settings, `self.experts` the experts' names in the order of
+    `deltas_NS` (sorted, so that the order of listing changes nothing) and `self.weights_N` their weights.
+    A rule that leaves "base" out of `needs` gets the experts' weights themselves in place of task vectors, and a
+    `base_S` that has a shape and no data.
     """
 
     needs = frozenset({"base"})
-    elementwise: ClassVar[bool] = False  # True: may be handed row blocks of a tensor, to bound memory
     precision: ClassVar[Literal["float32", "float64"]] = "float32"
+    differences: ClassVar[bool] = True  # False: the experts' weights in place of the task vectors
     experts: tuple[str, ...] = ()
     weights_N: Tensor
+    offset: int = 0  # place of the block's first entry in the flattened parameter; 0 where it comes whole
+
+    @property
+    def elementwise(self) -> bool:
+        """True: `combine` may be handed row blocks of a parameter, to bound memory; valid during the call only."""
+        return False
 
     def prepare(self, vectors: TaskVectors) -> None:
         """An optional look at all task vectors before the first `combine`, for whole-model quantities."""
@@ -76,15 +90,28 @@ class TensorMerger(Merger):
     ) -> MergeNotes:
         import torch
 
-        vectors = TaskVectors(models, getattr(torch, self.precision), blocked=self.elementwise)
-        self.experts = models.tasks
-        self.weights_N = torch.tensor([models.weights[task] for task in models.tasks], dtype=vectors.dtype)
+        from merging.contracts.vectors import TaskVectors
+
+        problems = [Problem("merge", problem) for problem in self.check(self.settings, models.weights)]
+        if problems:
+            raise SpecError(f'strategy "{self.name}" cannot merge these experts', problems=problems)
+        vectors = TaskVectors(
+            models,
+            getattr(torch, self.precision),
+            blocked=self.elementwise,
+            differences=self.differences,
+            base="base" in self.needs,
+            progress=progress,
+        )
+        self.experts = vectors.experts
+        self.weights_N = torch.tensor([models.weights[task] for task in self.experts], dtype=vectors.dtype)
         self.prepare(vectors)
         total = sum(models.base.spec(name).bytes for name in models.base.names())
         done = 0
         for name in models.base.names():
             if name in vectors.names:
                 for rows, base_S, deltas_NS in vectors.blocks(name):
+                    self.offset = rows.start * base_S[0].numel() if rows is not None else 0
                     sink.write(name, self._combined(name, base_S, deltas_NS), rows)
             else:
                 sink.write(name, models.base.read(name))
@@ -114,55 +141,3 @@ class TensorMerger(Merger):
 def _described(value: object) -> str:
     shape = getattr(value, "shape", None)
     return f"shape {tuple(shape)}" if shape is not None else f"a {type(value).__name__}"
-
-
-class TaskVectors:
-    """Expert minus base for each mergeable parameter, computed while one iterates. Can be walked several times."""
-
-    def __init__(self, models: Models, dtype: object, *, blocked: bool) -> None:
-        import torch
-
-        self._models, self._blocked = models, blocked
-        self.dtype: torch.dtype = dtype  # type: ignore[assignment]
-        self.names: dict[str, None] = {
-            name: None
-            for name in models.base.names()
-            if models.base.spec(name).dtype.is_floating_point and name not in models.kept
-        }
-
-    @property
-    def experts(self) -> tuple[str, ...]:
-        return self._models.tasks
-
-    def elements(self) -> int:
-        """Number of mergeable parameters."""
-        return sum(self._models.base.spec(name).elements for name in self.names)
-
-    def blocks(self, name: str) -> Iterator[tuple[slice | None, Tensor, Tensor]]:
-        """(rows, base_S, deltas_NS) of one parameter; `rows` is None where the tensor comes whole."""
-        for rows in self._rows(name):
-            base_S, deltas_NS = self.read(name, rows)
-            yield rows, base_S, deltas_NS
-
-    def read(self, name: str, rows: slice | None = None) -> tuple[Tensor, Tensor]:
-        """base_S and deltas_NS. The difference is taken in `dtype`, whatever the storage."""
-        import torch
-
-        base_S = self._models.base.read(name, rows).to(self.dtype)
-        deltas_NS = torch.empty((len(self.experts), *base_S.shape), dtype=self.dtype)
-        for delta_S, expert in zip(deltas_NS, self._models.experts.values(), strict=True):
-            torch.sub(expert.read(name, rows).to(self.dtype), base_S, out=delta_S)
-        return base_S, deltas_NS
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, deltas_NS) over all mergeable parameters, in row blocks where the rule is element-wise."""
-        for name in self.names:
-            for _, _, deltas_NS in self.blocks(name):
-                yield name, deltas_NS
-
-    def _rows(self, name: str) -> list[slice | None]:
-        spec = self._models.base.spec(name)
-        if not self._blocked or not spec.shape or spec.elements <= BLOCK_ELEMENTS:
-            return [None]
-        step = max(1, BLOCK_ELEMENTS // max(1, spec.elements // spec.shape[0]))
-        return [slice(start, min(start + step, spec.shape[0])) for start in range(0, spec.shape[0], step)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from merging.contracts.backbone import Backbone
 from merging.checkpoints.source import CheckpointSource
+from merging.contracts.backbone import Backbone
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""TransformersBackbone: what all models of transformers have in common, read from the checkpoint's config."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from merging.contracts.backbone import Backbone, Batch
+from merging.errors import CheckpointError, DataError, TracingError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class TransformersBackbone(Backbone):
+    """A model class of transformers, named by `architectures` in config.json; blocks are found by inspection."""
+
+    head_patterns = ("classifier.*", "score.*", "qa_outputs.*")
+
+    def architecture(self) -> str:
+        names = getattr(self.config, "architectures", None) or ()
+        if not names:
+            raise CheckpointError(
+                f'the config of {self.folder or "the base"} names no model class ("architectures" is missing)',
+                remedy="Save the base with transformers' save_pretrained, which writes it.",
+            )
+        return str(names[0])
+
+    def model_class(self) -> Any:
+        import transformers
+
+        name = self.architecture()
+        found = getattr(transformers, name, None)
+        if found is None:
+            raise CheckpointError(
+                f'transformers {transformers.__version__} has no model class "{name}", which the base\'s config names',
+                remedy="Use a transformers release that has it; code inside checkpoints is never run.",
+            )
+        return found
+
+    def model_config(self) -> Any:
+        """The config from which the model class is built."""
+        return self.config
+
+    def skeleton(self) -> nn.Module:
+        from accelerate import init_empty_weights
+
+        with init_empty_weights(include_buffers=False):
+            model: nn.Module = self.model_class()(self.model_config())
+        model.eval()
+        model.requires_grad_(False)
+        return model
+
+    def module_names(self, names: tuple[str, ...]) -> dict[str, str]:
+        from merging.checkpoints.names import module_names
+
+        return dict(module_names(self.skeleton(), names).renamed)
+
+    def stacks(self, model: nn.Module) -> tuple[str, ...]:
+        """Outermost ModuleLists of two or more children of one class (or one child) that hold linears."""
+        from torch import nn
+
+        found: list[str] = []
+        for name, module in model.named_modules():
+            inside = any(name.startswith(f"{outer}.") for outer in found)
+            if inside or not isinstance(module, nn.ModuleList) or not len(module):
+                continue
+            alike = len({type(child) for child in module}) == 1
+            if alike and any(isinstance(part, nn.Linear) for part in module.modules()):
+                found.append(name)
+        if not found:
+            raise TracingError(
+                f"{type(model).__name__} has no list of like blocks",
+                remedy="Merge it with a tensor-wise rule, or write a backbone that names its stacks.",
+            )
+        return tuple(found)
+
+    def forward_kwargs(self, batch: Batch) -> dict[str, Any]:
+        kwargs = dict(batch)
+        if "input_ids" in kwargs:
+            kwargs["use_cache"] = False
+        return kwargs
+
+    def token_weights(
+        self, batch: Batch, stack: str, module: str, tokens: tuple[int, ...], last: bool
+    ) -> Tensor | None:
+        mask_BT = batch.get("attention_mask")
+        if mask_BT is None or tuple(mask_BT.shape) != tuple(tokens):
+            return None
+        return mask_BT.float()
+
+    def features(self, output: Any, batch: Batch) -> Tensor:
+        pooled = getattr(output, "pooler_output", None)
+        if pooled is not None:
+            return pooled  # type: ignore[no-any-return]
+        hidden = getattr(output, "last_hidden_state", None)
+        if hidden is None:
+            raise DataError(
+                f"{self.architecture()} gives neither pooled features nor hidden states for a linear head to read"
+            )
+        return hidden[:, 0]  # type: ignore[no-any-return]

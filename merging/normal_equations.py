@@ -1,0 +1,170 @@
+"""NormalEquations: fold one task at a time, then solve. Memory does not grow with the number of tasks.
+
+Shape letters: D inputs and O outputs of a linear (or of all linears of one feed, stacked along O).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DTYPE = torch.float64
+
+
+@dataclass(frozen=True)
+class SolveHealth:
+    """How well a system could be solved; goes into the report."""
+
+    features: int
+    tokens: int
+    condition: float  # estimated ratio of the largest to the smallest eigenvalue
+    ridge: float
+    residual: float  # relative to the right-hand side
+    fallback: str  # "" or what was done instead of a Cholesky solve
+
+    @property
+    def short_of_tokens(self) -> bool:
+        return self.tokens < self.features
+
+
+class NormalEquations:
+    """W · lhs = rhs with lhs = sum of s·G and rhs = sum of s·W_i·C_i over the tasks folded in so far."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.lhs_DD = torch.zeros(inputs, inputs, dtype=DTYPE)
+        self.rhs_OD = torch.zeros(outputs, inputs, dtype=DTYPE)
+        self.scale = 0.0  # sum of the task scales
+        self.tokens = 0
+        self.mean_D = torch.zeros(inputs, dtype=DTYPE)
+        self.offset_O = torch.zeros(outputs, dtype=DTYPE)
+        self.health: SolveHealth | None = None
+        self._noise = torch.finfo(DTYPE).eps
+
+    def add(
+        self,
+        weight_OD: Tensor,
+        gram_DD: Tensor,
+        cross_DD: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+        tokens: int = 0,
+    ) -> None:
+        """lhs += scale · gram; rhs += scale · weight · cross, where cross defaults to the Gram itself.
+
+        `cross_DD` is E[x_target xᵀ], target features along its rows.
+        """
+        target_DD = gram_DD if cross_DD is None else cross_DD
+        self.lhs_DD += (gram_DD * scale).to(self.lhs_DD)
+        self.rhs_OD += (weight_OD.to(target_DD) @ target_DD * scale).to(self.rhs_OD)
+        self.scale += scale
+        self.tokens += tokens
+        self._noise = max(self._noise, torch.finfo(gram_DD.dtype).eps)
+
+    def add_offset(self, offset_O: Tensor, mean_D: Tensor, *, scale: float = 1.0) -> None:
+        """For biases: offset += scale · (b_i + W_i µ_target), mean += scale · µ."""
+        self.offset_O += (offset_O * scale).to(self.offset_O)
+        self.mean_D += (mean_D * scale).to(self.mean_D)
+
+    def solve(
+        self, *, ridge: float = 0.0, anchor_OD: Tensor | None = None, damping: float = 0.0
+    ) -> Tensor:
+        """W = (rhs + ridge · anchor)(lhs + (ridge + damping) I)⁻¹, in float64.
+
+        Without a ridge the solution is sought as anchor plus a correction, so that directions in which the system
+        says nothing (dead features, fewer tokens than features) keep the anchor. `damping` has no counterpart on the
+        right side.
+        """
+        lhs_DD = self.lhs_DD + (ridge + damping) * torch.eye(len(self.lhs_DD), dtype=DTYPE)
+        anchor = torch.zeros_like(self.rhs_OD) if anchor_OD is None else anchor_OD.to(DTYPE)
+        correction_OD = self.rhs_OD + ridge * anchor - anchor @ lhs_DD
+        factor_DD, info = torch.linalg.cholesky_ex(lhs_DD)
+        condition, fallback = float("inf"), ""
+        if int(info) == 0:
+            condition = _condition(lhs_DD, factor_DD)
+        if condition * self._noise < _USABLE:
+            delta_OD = torch.cholesky_solve(correction_OD.T, factor_DD).T
+        else:
+            delta_OD, condition = _pseudo_solve(lhs_DD, correction_OD, len(lhs_DD) * self._noise)
+            fallback = "pseudo-inverse"
+        scale = float((self.rhs_OD + ridge * anchor).norm()) or 1.0
+        self.health = SolveHealth(
+            features=len(lhs_DD),
+            tokens=self.tokens,
+            condition=condition,
+            ridge=ridge,
+            residual=float((delta_OD @ lhs_DD - correction_OD).norm()) / scale,
+            fallback=fallback,
+        )
+        return anchor + delta_OD
+
+    def solve_bias(self, weight_OD: Tensor, *, ridge: float = 0.0, anchor_O: Tensor | None = None) -> Tensor:
+        """b = (offset - W · mean + ridge · anchor) / (sum of scales + ridge)."""
+        anchor = torch.zeros_like(self.offset_O) if anchor_O is None else anchor_O.to(DTYPE)
+        return (self.offset_O - weight_OD.to(DTYPE) @ self.mean_D + ridge * anchor) / (self.scale + ridge)
+
+
+_USABLE = 0.5  # condition times rounding error of the sums: above this, the smallest directions are only noise
+
+
+def _condition(lhs_DD: Tensor, factor_DD: Tensor, steps: int = 12) -> float:
+    """Largest over smallest eigenvalue by power iteration on the matrix and on its inverse."""
+    start_D1 = torch.ones(len(lhs_DD), 1, dtype=DTYPE) + torch.linspace(-0.5, 0.5, len(lhs_DD), dtype=DTYPE)[:, None]
+    high, low = start_D1, start_D1
+    largest = smallest = 1.0
+    for _ in range(steps):
+        high = lhs_DD @ (high / high.norm())
+        low = torch.cholesky_solve(low / low.norm(), factor_DD)
+        largest, smallest = float(high.norm()), 1.0 / float(low.norm())
+    return largest / smallest if smallest > 0 else float("inf")
+
+
+def _pseudo_solve(lhs_DD: Tensor, rhs_OD: Tensor, cutoff: float) -> tuple[Tensor, float]:
+    """rhs · lhs⁺ by eigenvalues, those below cutoff · largest taken as zero; and the condition that is left."""
+    values_D, vectors_DD = torch.linalg.eigh(lhs_DD)
+    largest = float(values_D.abs().max())
+    kept = values_D > cutoff * largest
+    if not bool(kept.any()):
+        return torch.zeros_like(rhs_OD), float("inf")
+    inverse_D = torch.where(kept, 1.0 / values_D, torch.zeros_like(values_D))
+    solution_OD = (rhs_OD @ vectors_DD) * inverse_D @ vectors_DD.T
+    return solution_OD, largest / float(values_D[kept].min())
+
+
+class NormEquations:
+    """Scale and shift of a norm, channel by channel: fit gamma_i z + beta_i of every task (FeatCal's 2 x 2 systems)."""
+
+    def __init__(self, features: int, *, shift: bool) -> None:
+        """`shift`: whether the norm has one (an RMSNorm has only a scale)."""
+        self.shift = shift
+        self.tasks = 0
+        self.square_D = torch.zeros(features, dtype=DTYPE)
+        self.mean_D = torch.zeros(features, dtype=DTYPE)
+        self.rhs_scale_D = torch.zeros(features, dtype=DTYPE)
+        self.rhs_shift_D = torch.zeros(features, dtype=DTYPE)
+
+    def add(self, scale_D: Tensor, shift_D: Tensor | None, *, mean_D: Tensor, square_D: Tensor) -> None:
+        """Fold in one task, with equal weight: its scale and shift, and E[z], E[z²] of the normalised inputs."""
+        scale, mean, square = scale_D.to(DTYPE), mean_D.to(DTYPE), square_D.to(DTYPE)
+        shift = torch.zeros_like(scale) if shift_D is None else shift_D.to(DTYPE)
+        self.tasks += 1
+        self.square_D += square
+        self.mean_D += mean
+        self.rhs_scale_D += square * scale + mean * shift
+        self.rhs_shift_D += mean * scale + shift
+
+    def solve(
+        self, *, ridge: float, anchor_scale_D: Tensor, anchor_shift_D: Tensor | None, floor: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """The ridge solution towards the anchors; `floor` bounds the determinant from below."""
+        square = self.square_D + ridge
+        rhs_scale = self.rhs_scale_D + ridge * anchor_scale_D.to(DTYPE)
+        if not self.shift or anchor_shift_D is None:
+            return rhs_scale / square.clamp_min(floor), None
+        count = self.tasks + ridge
+        rhs_shift = self.rhs_shift_D + ridge * anchor_shift_D.to(DTYPE)
+        determinant = (square * count - self.mean_D.square()).clamp_min(floor)
+        scale_D = (rhs_scale * count - self.mean_D * rhs_shift) / determinant
+        shift_D = (square * rhs_shift - self.mean_D * rhs_scale) / determinant
+        return scale_D, shift_D

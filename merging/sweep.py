@@ -1,0 +1,436 @@
+"""Sweep: the one front-to-back loop behind every layer-wise rule.
+
+Shape letters: D inputs, O outputs of a linear (of all linears of one feed, stacked along O).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from merging.checkpoints.sink import CheckpointSink
+from merging.checkpoints.source import CheckpointSource
+from merging.contracts.backbone import Backbone, Batch
+from merging.contracts.layer_rule import LayerRule
+from merging.contracts.method import Progress, silent
+from merging.contracts.models import Models
+from merging.data.task import CalibrationData
+from merging.errors import DataError, NumericalError, TracingError
+from merging.moments import Moments, NormMoments
+from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
+from merging.records import DEFAULT_MEMORY, Records
+from merging.streaming import StreamedModel
+from merging.tracer import Block, BlockTracer, Feed, Layout, blocks_of
+
+
+@dataclass
+class SweepNotes:
+    """What a sweep learned: health per feed, and what became of each parameter."""
+
+    health: dict[str, SolveHealth] = field(default_factory=dict)  # block and first linear of the feed
+    solved: list[str] = field(default_factory=list)  # names in the checkpoint
+    left: dict[str, str] = field(default_factory=dict)  # name in the checkpoint -> why it was not solved
+
+
+class Sweep:
+    """One pass over all blocks. The student is streamed from `student`, solved block by block, and written to `sink`.
+
+    Held at a time: one block of the student and one of an expert, their weights outside blocks, the sums of one
+    block's feeds, and one batch of activations; what must wait lies in `Records`. So memory grows neither with depth
+    nor with the number of experts.
+    """
+
+    def __init__(
+        self,
+        rule: LayerRule,
+        student: CheckpointSource,
+        models: Models,
+        data: CalibrationData,
+        sink: CheckpointSink,
+        *,
+        device: torch.device | str = "cpu",
+        work: Path | None = None,
+        activation_memory: int = DEFAULT_MEMORY,
+        progress: Progress = silent,
+    ) -> None:
+        if models.backbone is None:
+            raise TracingError(
+                "a layer-wise method needs to know the architecture, and the base has no config it can read"
+            )
+        missing = [task for task in models.tasks if task not in data or not len(data[task])]
+        if missing:
+            raise DataError(
+                f"no calibration examples for {', '.join(missing)}",
+                remedy='Give each expert a "calibration" source under "tasks".',
+            )
+        self.rule, self.backbone, self.models, self.sink = rule, models.backbone, models, sink
+        self.source, self.progress, self.notes = student, progress, SweepNotes()
+        self.records = Records(work, memory=activation_memory)
+        names = models.base.names()
+        self.student = StreamedModel(self.backbone, names, device=device)
+        self.expert = StreamedModel(self.backbone, names, device=device)
+        stacks = self.backbone.stacks(self.student.module)
+        self.blocks = blocks_of(self.student.module, stacks)
+        self._expert_blocks = blocks_of(self.expert.module, stacks)
+        if not self.blocks:
+            raise TracingError(f"{type(self.student.module).__name__} has no list of blocks to walk")
+        self._batches: dict[str, Sequence[Batch]] = {task: data[task].batches() for task in models.tasks}
+        self._forwards = {
+            task: _Forwards(self.backbone, batches, device) for task, batches in self._batches.items()
+        }
+        walks = {"student": (self.student, self.blocks), "expert": (self.expert, self._expert_blocks)}
+        self._tracers = {
+            (who, task): BlockTracer(
+                model.module, blocks, self._forwards[task], self.records, stream=f"{who} {task}"
+            )
+            for who, (model, blocks) in walks.items()
+            for task in models.tasks
+        }
+
+    def run(self) -> SweepNotes:
+        self.student.attach(self.source)
+        self.student.load(without=[block.name for block in self.blocks])
+        written: set[str] = set()
+        try:
+            with torch.no_grad():
+                for index, block in enumerate(self.blocks):
+                    self._block(index, block, written)
+            self.progress("sweep", len(self.blocks), len(self.blocks))
+        finally:
+            self.records.close()
+        for name in self.models.base.names():
+            if name not in written:
+                self.sink.write(name, self.source.read(name))
+                self.notes.left.setdefault(name, self._reason(name))
+        return self.notes
+
+    def _block(self, index: int, block: Block, written: set[str]) -> None:
+        self.student.load(block.name)
+        layout = self._layout(index)
+        solved: dict[str, Tensor] = {}
+        if self.rule.chain == "feed":
+            for number, feed in enumerate(layout.feeds):
+                final = number == len(layout.feeds) - 1 and not self.rule.norms
+                part = self._solve(index, Layout((feed,), ()), (number, len(layout.feeds)), final=final)
+                self._take(part, solved)
+            if self.rule.norms:
+                self._take(self._solve(index, Layout((), layout.norms), (0, 1), final=True), solved)
+        else:
+            part = self._solve(index, layout, (0, 1), final=True)
+            if self.rule.chain == "block":
+                self._take(part, solved)
+            else:
+                solved.update(part)
+        if index + 1 < len(self.blocks) and self.rule.inputs != "expert":
+            self._advance(index)
+        for name, tensor in solved.items():
+            stored = self.student.stored[name]
+            self.sink.write(stored, tensor)
+            written.add(stored)
+            self.notes.solved.append(stored)
+        self.student.release(block.name)
+
+    def _tell(self, index: int, task: int, part: tuple[int, int]) -> None:
+        tasks = len(self.models.tasks)
+        done = (index * part[1] + part[0]) * tasks + task
+        self.progress("sweep", done, len(self.blocks) * part[1] * tasks)
+
+    def _layout(self, index: int) -> Layout:
+        """Discovered on the first task's first batch; by the student's block, whoever's inputs are used later."""
+        task = self.models.tasks[0]
+        if self.rule.inputs == "expert":
+            with self._expert_at(task, index):
+                layout = self._tracers["expert", task].layout(index, 0)
+        else:
+            layout = self._tracers["student", task].layout(index, 0)
+        weights = _TokenWeights(self.backbone, self._batches[task][0], self.blocks[index])
+        return Layout(tuple(part for feed in layout.feeds for part in _split(feed, weights)), layout.norms)
+
+    def _take(self, part: dict[str, Tensor], solved: dict[str, Tensor]) -> None:
+        for name, tensor in part.items():
+            self.student.write_(name, tensor)
+        solved.update(part)
+
+    def _advance(self, index: int) -> None:
+        """Run the block with its new weights and record what it answers."""
+        for task in self.models.tasks:
+            tracer = self._tracers["student", task]
+            for batch in range(len(self._batches[task])):
+                tracer.record(index, batch, tracer.run(index, tracer.call(index, batch), {}))
+
+    def _solve(self, index: int, layout: Layout, part: tuple[int, int], *, final: bool) -> dict[str, Tensor]:
+        """New tensors by name in the module, for these feeds and norms of the block.
+
+        `part`: this is the i-th of n passes over the block; `final`: the last one, in which experts are recorded.
+        """
+        block = self.blocks[index]
+        norms = layout.norms if self.rule.norms else ()
+        feeds = layout.feeds
+        systems = {feed: NormalEquations(feed.features, self._outputs(block, feed)) for feed in feeds}
+        kinds = {name: norm_kind(block.module.get_submodule(name)) for name in norms}
+        affine = {name: NormEquations(kind.features, shift=kind.shift) for name, kind in kinds.items()}
+        for number, task in enumerate(self.models.tasks):
+            self._tell(index, number, part)
+            moments, norm_moments = self._measure(index, task, feeds, kinds, final)
+            for feed, equations in systems.items():
+                weight_OD, bias_O = self._stacked(self.models.experts[task], block, feed)
+                self.rule.add(equations, weight_OD, moments[feed])
+                if self.rule.biases and bias_O is not None:
+                    self.rule.add_bias(equations, weight_OD, bias_O, moments[feed])
+            for name, equations in affine.items():
+                scale_D, shift_D = self._norm(self.models.experts[task], block, name, kinds[name])
+                self.rule.add_norm(equations, scale_D, shift_D, norm_moments[name])
+        found: dict[str, Tensor] = {}
+        for feed, equations in systems.items():
+            found.update(self._solved_feed(block, feed, equations))
+        for name, equations in affine.items():
+            merged = self._norm(self.source, block, name, kinds[name])
+            base = self._norm(self.models.base, block, name, kinds[name])
+            scale_D, shift_D = self.rule.solve_norm(equations, merged, base)
+            found[f"{block.name}.{name}.weight"] = scale_D - kinds[name].offset
+            if shift_D is not None:
+                found[f"{block.name}.{name}.bias"] = shift_D
+        for name, tensor in found.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise NumericalError(f'the solution for "{name}" is not finite', remedy="Raise the ridge.")
+        return found
+
+    def _solved_feed(self, block: Block, feed: Feed, equations: NormalEquations) -> dict[str, Tensor]:
+        merged_OD, merged_O = self._stacked(self.source, block, feed)
+        base_OD, base_O = self._stacked(self.models.base, block, feed)
+        weight_OD = self.rule.solve(equations, merged_OD, base_OD)
+        if equations.health is not None:
+            self.notes.health[f"{block.name}.{feed.linears[0]}"] = equations.health
+        bias_O = None
+        if self.rule.biases and merged_O is not None and base_O is not None:
+            bias_O = self.rule.solve_bias(equations, weight_OD, merged_O, base_O)
+        found, start = {}, 0
+        for linear in feed.linears:
+            module = block.module.get_submodule(linear)
+            stop = start + module.out_features  # type: ignore[operator]
+            found[f"{block.name}.{linear}.weight"] = weight_OD[start:stop]
+            if bias_O is not None and module.bias is not None:
+                found[f"{block.name}.{linear}.bias"] = bias_O[start:stop]
+            start = stop  # type: ignore[assignment]
+        return found
+
+    def _measure(
+        self, index: int, task: str, feeds: Sequence[Feed], kinds: Mapping[str, NormKind], final: bool
+    ) -> tuple[dict[Feed, Moments], dict[str, NormMoments]]:
+        """Statistics of one task's inputs to the block's feeds and norms."""
+        rule, block = self.rule, self.blocks[index]
+        moments = {
+            feed: Moments(feed.features, target=rule.targets, unit_tokens=rule.unit_tokens) for feed in feeds
+        }
+        norm_moments = {name: NormMoments(kind.features) for name, kind in kinds.items()}
+        until = feeds[0].linears[0] if rule.chain == "feed" and feeds else None
+        student, expert = self._tracers["student", task], self._tracers["expert", task]
+        needs_expert = rule.targets or rule.inputs != "student"
+        with self._expert_at(task, index) if needs_expert else _nothing():
+            for number, batch in enumerate(self._batches[task]):
+                weights = _TokenWeights(self.backbone, batch, block)
+                measure = _Measure(block, moments, norm_moments, kinds, weights)
+                try:
+                    if rule.inputs == "expert":
+                        output = expert.run(index, expert.call(index, number), measure.observers())
+                    elif rule.inputs == "expert_on_student":
+                        expert.run(index, student.call(index, number), measure.observers())
+                        continue
+                    elif rule.targets:
+                        student.run(index, student.call(index, number), measure.keepers(), until=until)
+                        output = expert.run(index, expert.call(index, number), measure.pairers())
+                    else:
+                        student.run(index, student.call(index, number), measure.observers(), until=until)
+                        continue
+                except NumericalError as error:
+                    raise NumericalError(
+                        f'{error} (block "{block.name}", task "{task}", batch {number})',
+                        remedy="Check this expert's weights and this task's examples for overflow.",
+                    ) from error
+                if final and index + 1 < len(self.blocks):
+                    expert.record(index, number, output)
+        return moments, norm_moments
+
+    @contextmanager
+    def _expert_at(self, task: str, index: int) -> Iterator[None]:
+        """The task's expert, with what lies outside its blocks and this one block loaded."""
+        self.expert.attach(self.models.experts[task])
+        self.expert.load(without=[block.name for block in self._expert_blocks])
+        self.expert.load(self._expert_blocks[index].name)
+        try:
+            yield
+        finally:
+            self.expert.release()
+
+    def _outputs(self, block: Block, feed: Feed) -> int:
+        return sum(int(block.module.get_submodule(name).out_features) for name in feed.linears)  # type: ignore[arg-type]
+
+    def _stacked(self, source: CheckpointSource, block: Block, feed: Feed) -> tuple[Tensor, Tensor | None]:
+        """Weights of a feed's linears along O; biases too (zeros where one has none), None where none has."""
+        weights, biases, any_bias = [], [], False
+        for linear in feed.linears:
+            name = f"{block.name}.{linear}"
+            weights.append(_wide(source.read(self.student.stored[f"{name}.weight"])))
+            stored = self.student.stored.get(f"{name}.bias")
+            any_bias = any_bias or stored is not None
+            biases.append(_wide(source.read(stored)) if stored else weights[-1].new_zeros(len(weights[-1])))
+        return torch.cat(weights), torch.cat(biases) if any_bias else None
+
+    def _norm(
+        self, source: CheckpointSource, block: Block, name: str, kind: NormKind
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scale as it multiplies the normalised input, and shift."""
+        path = f"{block.name}.{name}"
+        scale = _wide(source.read(self.student.stored[f"{path}.weight"])) + kind.offset
+        shift = self.student.stored.get(f"{path}.bias")
+        return scale, _wide(source.read(shift)) if shift else None
+
+    def _reason(self, name: str) -> str:
+        if name in self.models.kept or not self.models.base.spec(name).dtype.is_floating_point:
+            return "copied from the base"
+        inside = {stored: inside for inside, stored in self.student.stored.items()}.get(name)
+        if inside is None:
+            return "not part of the model that is walked"
+        if not any(inside.startswith(f"{block.name}.") for block in self.blocks):
+            return "outside the blocks"
+        return "not a linear or norm that this method solves"
+
+
+class _Forwards(Sequence[dict[str, Any]]):
+    """Keyword arguments of the forward, made when a batch is wanted."""
+
+    def __init__(self, backbone: Backbone, batches: Sequence[Batch], device: torch.device | str) -> None:
+        self._backbone, self._batches, self._device = backbone, batches, device
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        kwargs = self._backbone.forward_kwargs(self._batches[index])
+        return {
+            name: value.to(self._device) if isinstance(value, Tensor) else value for name, value in kwargs.items()
+        }
+
+
+class _TokenWeights:
+    """Token weights of one batch, by linear or norm."""
+
+    def __init__(self, backbone: Backbone, batch: Batch, block: Block) -> None:
+        self._backbone, self._batch, self._block = backbone, batch, block
+
+    def __call__(self, name: str, tokens: tuple[int, ...]) -> Tensor | None:
+        weights_BT = self._backbone.token_weights(self._batch, self._block.stack, name, tokens, self._block.last)
+        if weights_BT is not None and tuple(weights_BT.shape) != tuple(tokens):
+            raise TracingError(
+                f'"{self._block.name}.{name}" sees tokens of shape {tuple(tokens)}, the backbone weighs tokens of '
+                f"shape {tuple(weights_BT.shape)}"
+            )
+        return weights_BT
+
+
+class _Measure:
+    """Observers that take a batch into the moments of a block."""
+
+    def __init__(
+        self,
+        block: Block,
+        moments: dict[Feed, Moments],
+        norms: dict[str, NormMoments],
+        kinds: Mapping[str, NormKind],
+        weights: _TokenWeights,
+    ) -> None:
+        self._block, self._moments, self._norms = block, moments, norms
+        self._kinds, self._weights = kinds, weights
+        self._kept: dict[Feed, Tensor] = {}
+
+    def observers(self) -> dict[str, Callable[[Tensor], None]]:
+        """One walk gives all: the inputs of feeds and norms."""
+        return {**self._each_feed(self._add), **self._norm_observers()}
+
+    def keepers(self) -> dict[str, Callable[[Tensor], None]]:
+        """The student's walk, when the expert's is to follow: norms are taken in, feeds are kept for pairing."""
+        return {**self._each_feed(self._keep), **self._norm_observers()}
+
+    def pairers(self) -> dict[str, Callable[[Tensor], None]]:
+        """The expert's walk over the same batch."""
+        return self._each_feed(self._pair)
+
+    def _each_feed(self, action: Callable[[Feed, Tensor], None]) -> dict[str, Callable[[Tensor], None]]:
+        return {feed.linears[0]: (lambda x, feed=feed: action(feed, x)) for feed in self._moments}
+
+    def _norm_observers(self) -> dict[str, Callable[[Tensor], None]]:
+        return {name: (lambda x, name=name: self._add_norm(name, x)) for name in self._norms}
+
+    def _add(self, feed: Feed, x_BTD: Tensor) -> None:
+        self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
+
+    def _keep(self, feed: Feed, x_BTD: Tensor) -> None:
+        self._kept[feed] = x_BTD
+
+    def _pair(self, feed: Feed, target_BTD: Tensor) -> None:
+        x_BTD = self._kept.pop(feed)
+        self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]), target_BTD)
+
+    def _add_norm(self, name: str, x_BTD: Tensor) -> None:
+        z_BTD = normalised(self._block.module.get_submodule(name), x_BTD, self._kinds[name].offset)
+        self._norms[name].add(z_BTD, self._weights(name, x_BTD.shape[:-1]))
+
+
+class NormKind(NamedTuple):
+    """How a norm uses its parameters: output = z · (weight + offset) + bias."""
+
+    features: int
+    shift: bool
+    offset: float
+
+
+def norm_kind(norm: nn.Module) -> NormKind:
+    """Found by trying: with a weight of 0, a norm of offset 1 (Gemma) still lets its input through."""
+    weight = norm.get_parameter("weight")
+    probe = torch.linspace(-1.0, 1.0, weight.shape[0], dtype=weight.dtype, device=weight.device)
+    offset = 0.0 if not bool(normalised(norm, probe[None, None], 1.0).any()) else 1.0
+    return NormKind(int(weight.shape[0]), getattr(norm, "bias", None) is not None, offset)
+
+
+def normalised(norm: nn.Module, x: Tensor, offset: float) -> Tensor:
+    """What a norm makes of x before scale and shift, whatever its kind: its forward, with neutral parameters."""
+    own = dict(norm._parameters)
+    neutral = {name: torch.zeros_like(value) for name, value in own.items() if value is not None}
+    neutral["weight"] += 1.0 - offset
+    try:
+        norm._parameters.update({name: nn.Parameter(value, requires_grad=False) for name, value in neutral.items()})
+        z: Tensor = norm.forward(x)  # not called as a module: its hooks are ours
+    finally:
+        norm._parameters.update(own)
+    return z
+
+
+def _split(feed: Feed, weights: _TokenWeights) -> list[Feed]:
+    """A feed in parts whose linears weigh its tokens alike: each part has a Gram of its own."""
+    parts: list[tuple[Tensor | None, list[str]]] = []
+    for linear in feed.linears:
+        mine = weights(linear, feed.tokens)
+        for theirs, linears in parts:
+            if (mine is None and theirs is None) or (
+                mine is not None and theirs is not None and torch.equal(mine, theirs)
+            ):
+                linears.append(linear)
+                break
+        else:
+            parts.append((mine, [linear]))
+    return [feed._replace(linears=tuple(linears)) for _, linears in parts]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
