@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from merging.contracts.calibrator import Calibrator
 from merging.contracts.layer_rule import LayerRule
@@ -21,14 +21,25 @@ if TYPE_CHECKING:
 _MEMORY = "one block of two models + per feed of a block 8 D² (3 of 4 bytes, 1 of 8) + one batch; flat in depth and N"
 
 
-class LayerwiseMerger(LayerRule, Merger):
+class _Placed:
+    """Where a sweep runs; set by the pipeline."""
+
+    device: str = "cpu"
+    precision: Literal["float32", "float64"] = "float32"  # of the forwards and of the sums
+    work: Path | None = None  # where activations go that memory does not hold
+
+    def place(self) -> dict[str, Any]:
+        import torch
+
+        return {"device": self.device, "dtype": getattr(torch, self.precision), "work": self.work}
+
+
+class LayerwiseMerger(_Placed, LayerRule, Merger):
     """A merge rule that solves linears; everything else is the weighted mean of the experts."""
 
     needs = frozenset({"base", "data"})
     memory: ClassVar[str] = _MEMORY
     weighted = True
-    device: str = "cpu"
-    work: Path | None = None  # where activations go that memory does not hold
 
     def merge(
         self,
@@ -43,18 +54,13 @@ class LayerwiseMerger(LayerRule, Merger):
 
         if data is None:
             raise DataError(f'strategy "{self.name}" needs calibration examples for each expert')
-        sweep = Sweep(
-            self, AverageSource(models), models, data, sink, device=self.device, work=self.work, progress=progress
-        )
-        return _notes(sweep)
+        return _notes(Sweep(self, AverageSource(models), models, data, sink, **self.place(), progress=progress))
 
 
-class LayerwiseCalibrator(LayerRule, Calibrator):
+class LayerwiseCalibrator(_Placed, LayerRule, Calibrator):
     """A calibrator that solves linears (biases and norms, if the rule says so) of an already merged model."""
 
     memory: ClassVar[str] = _MEMORY
-    device: str = "cpu"
-    work: Path | None = None
 
     def calibrate(
         self,
@@ -67,8 +73,7 @@ class LayerwiseCalibrator(LayerRule, Calibrator):
     ) -> MergeNotes:
         from merging.sweep import Sweep
 
-        sweep = Sweep(self, merged, models, data, sink, device=self.device, work=self.work, progress=progress)
-        return _notes(sweep)
+        return _notes(Sweep(self, merged, models, data, sink, **self.place(), progress=progress))
 
 
 def _notes(sweep: object) -> MergeNotes:

@@ -28,6 +28,17 @@ class Moments:
         self._sum = torch.zeros(features)
         self._target_sum = torch.zeros(features)
 
+    @classmethod
+    def of(
+        cls, gram_DD: Tensor, cross_DD: Tensor, mean_D: Tensor, target_mean_D: Tensor, *, tokens: int
+    ) -> Moments:
+        """Moments known from elsewhere, already divided by the number of tokens."""
+        moments = cls(len(mean_D), target=True)
+        moments.tokens, moments.total = tokens, float(tokens)
+        moments._gram, moments._cross = gram_DD * tokens, cross_DD * tokens
+        moments._sum, moments._target_sum = mean_D * tokens, target_mean_D * tokens
+        return moments
+
     def add(
         self, x_BTD: Tensor, weights_BT: Tensor | None = None, target_BTD: Tensor | None = None
     ) -> None:

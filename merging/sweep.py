@@ -55,6 +55,7 @@ class Sweep:
         sink: CheckpointSink,
         *,
         device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
         work: Path | None = None,
         activation_memory: int = DEFAULT_MEMORY,
         progress: Progress = silent,
@@ -73,8 +74,8 @@ class Sweep:
         self.source, self.progress, self.notes = student, progress, SweepNotes()
         self.records = Records(work, memory=activation_memory)
         names = models.base.names()
-        self.student = StreamedModel(self.backbone, names, device=device)
-        self.expert = StreamedModel(self.backbone, names, device=device)
+        self.student = StreamedModel(self.backbone, names, device=device, dtype=dtype)
+        self.expert = StreamedModel(self.backbone, names, device=device, dtype=dtype)
         stacks = self.backbone.stacks(self.student.module)
         self.blocks = blocks_of(self.student.module, stacks)
         self._expert_blocks = blocks_of(self.expert.module, stacks)
@@ -149,7 +150,7 @@ class Sweep:
                 layout = self._tracers["expert", task].layout(index, 0)
         else:
             layout = self._tracers["student", task].layout(index, 0)
-        weights = _TokenWeights(self.backbone, self._batches[task][0], self.blocks[index])
+        weights = _TokenWeights(self.backbone, self._batches[task][0], self.blocks[index], self.rule.reads_out)
         return Layout(tuple(part for feed in layout.feeds for part in _split(feed, weights)), layout.norms)
 
     def _take(self, part: dict[str, Tensor], solved: dict[str, Tensor]) -> None:
@@ -234,7 +235,7 @@ class Sweep:
         needs_expert = rule.targets or rule.inputs != "student"
         with self._expert_at(task, index) if needs_expert else _nothing():
             for number, batch in enumerate(self._batches[task]):
-                weights = _TokenWeights(self.backbone, batch, block)
+                weights = _TokenWeights(self.backbone, batch, block, rule.reads_out)
                 measure = _Measure(block, moments, norm_moments, kinds, weights)
                 try:
                     if rule.inputs == "expert":
@@ -321,11 +322,12 @@ class _Forwards(Sequence[dict[str, Any]]):
 class _TokenWeights:
     """Token weights of one batch, by linear or norm."""
 
-    def __init__(self, backbone: Backbone, batch: Batch, block: Block) -> None:
+    def __init__(self, backbone: Backbone, batch: Batch, block: Block, reads_out: bool) -> None:
         self._backbone, self._batch, self._block = backbone, batch, block
+        self._last = block.last and reads_out
 
     def __call__(self, name: str, tokens: tuple[int, ...]) -> Tensor | None:
-        weights_BT = self._backbone.token_weights(self._batch, self._block.stack, name, tokens, self._block.last)
+        weights_BT = self._backbone.token_weights(self._batch, self._block.stack, name, tokens, self._last)
         if weights_BT is not None and tuple(weights_BT.shape) != tuple(tokens):
             raise TracingError(
                 f'"{self._block.name}.{name}" sees tokens of shape {tuple(tokens)}, the backbone weighs tokens of '

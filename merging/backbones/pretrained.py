@@ -65,7 +65,8 @@ class TransformersBackbone(Backbone):
             if inside or not isinstance(module, nn.ModuleList) or not len(module):
                 continue
             alike = len({type(child) for child in module}) == 1
-            if alike and any(isinstance(part, nn.Linear) for part in module.modules()):
+            parts = (part for child in module for part in child.modules() if part is not child)
+            if alike and any(isinstance(part, nn.Linear) for part in parts):
                 found.append(name)
         if not found:
             raise TracingError(

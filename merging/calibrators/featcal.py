@@ -32,6 +32,7 @@ class FeatCal(LayerwiseCalibrator):
     inputs: Inputs = "student"
     chain: Chain = "block"
     targets = True
+    reads_out = True
 
     class Settings(BaseSettings):
         ridge: float = Field(

@@ -29,6 +29,7 @@ class LayerRule(ABC):
     targets: ClassVar[bool] = False  # True: the expert walks too, and `moments` hold cross moments with its inputs
     biases: bool = False  # whether add_bias and solve_bias are called
     norms: bool = False  # whether add_norm and solve_norm are called
+    reads_out: ClassVar[bool] = False  # True: in a last block, tokens that no head reads weigh less (backbone's say)
     unit_tokens: bool = False  # whether each token is scaled to length 1 before it enters the moments
 
     @property

@@ -37,12 +37,12 @@ class Merger(Method, ABC):
 
     @classmethod
     def coefficients(cls, settings: Any, weights: Mapping[str, float]) -> dict[str, float] | None:
-        """The factor with which each expert enters the result, where the method has one; printed by `plan`."""
+        """Each expert's factor in the result, where the method has such a thing; printed by `plan`."""
         return None
 
     @classmethod
     def check(cls, settings: Any, weights: Mapping[str, float]) -> list[str]:
-        """What makes these settings and weights (one per expert) unfit for each other; found before any work."""
+        """What is wrong with these settings for experts of these weights; asked before any work."""
         if not cls.weighted and any(weight != 1 for weight in weights.values()):
             return [f'{cls.name or cls.__name__} does not use weights; leave out "weight"']
         return []
@@ -55,22 +55,21 @@ class MergeNotes(dict[str, object]):
 class TensorMerger(Merger):
     """A rule for one parameter at a time. Subclass it and write `combine`; nothing else is needed.
 
-    In `combine`, `self.settings` are the validated settings, `self.experts` the experts' names in the order of
-    `deltas_NS` (sorted, so that the order of listing changes nothing) and `self.weights_N` their weights.
-    A rule that leaves "base" out of `needs` gets the experts' weights themselves in place of task vectors, and a
-    `base_S` that has a shape and no data.
+    In `combine`, `self.settings` are the validated settings, `self.experts` the experts' names in the order
+    of `deltas_NS` (sorted, so that the order of listing changes nothing), `self.weights_N` their weights.
     """
 
     needs = frozenset({"base"})
     precision: ClassVar[Literal["float32", "float64"]] = "float32"
-    differences: ClassVar[bool] = True  # False: the experts' weights in place of the task vectors
+    differences: ClassVar[bool] = True  # False: `deltas_NS` are the experts' weights, not their task vectors;
+    # and if "base" is not in `needs`, `base_S` has a shape and no data
     experts: tuple[str, ...] = ()
     weights_N: Tensor
     offset: int = 0  # place of the block's first entry in the flattened parameter; 0 where it comes whole
 
     @property
     def elementwise(self) -> bool:
-        """True: `combine` may be handed row blocks of a parameter, to bound memory; valid during the call only."""
+        """True: `combine` may be handed row blocks of a parameter, valid during the call, to bound memory."""
         return False
 
     def prepare(self, vectors: TaskVectors) -> None:

@@ -15,11 +15,13 @@ from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.errors import CheckpointError
 
-BLOCK_ELEMENTS = 1 << 18  # entries of a row block, per model: 2 MiB in float64, so that a block stays in cache
+BLOCK_ELEMENTS = (
+    1 << 18
+)  # entries of a row block, per model: 2 MiB in float64, so that a block stays in cache
 
 
 class TaskVectors:
-    """Expert minus base for each mergeable parameter, computed while one iterates. Can be walked several times.
+    """Expert minus base for each mergeable parameter, read while one iterates. Can be walked several times.
 
     Experts come in the order of their names, whatever the order of listing, and so do all sums over them.
     """
@@ -34,7 +36,7 @@ class TaskVectors:
         base: bool = True,
         progress: Progress = silent,
     ) -> None:
-        """`differences=False`: the experts' weights themselves. `base=False`: base_S has a shape and no data."""
+        """`differences=False`: the experts' weights themselves. `base=False`: base_S has no data."""
         self._models, self._blocked = models, blocked
         self._differences, self._base = differences, base or differences
         self._progress = progress
@@ -88,7 +90,10 @@ class TaskVectors:
             base_S, experts_NS = stack_MS[0], stack_MS[1:]
             _copy_into(base_S, self._models.base, name, rows)
         else:
-            base_S, experts_NS = torch.empty(stack_MS.shape[1:], dtype=stack_MS.dtype, device="meta"), stack_MS
+            base_S, experts_NS = (
+                torch.empty(stack_MS.shape[1:], dtype=stack_MS.dtype, device="meta"),
+                stack_MS,
+            )
         for expert_S, task in zip(experts_NS, self.experts, strict=True):
             _copy_into(expert_S, self._models.experts[task], name, rows)
             if self._differences:
@@ -97,7 +102,7 @@ class TaskVectors:
 
 
 def row_blocks(spec: TensorSpec) -> list[slice | None]:
-    """Slices of the first axis with about BLOCK_ELEMENTS entries each; [None] for a tensor that fits in one."""
+    """Slices of the first axis, of about BLOCK_ELEMENTS entries each; [None] where all fit in one."""
     if not spec.shape or spec.elements <= BLOCK_ELEMENTS:
         return [None]
     step = max(1, BLOCK_ELEMENTS // (spec.elements // spec.shape[0]))

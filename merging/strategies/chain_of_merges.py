@@ -37,15 +37,24 @@ class ChainOfMerges(LayerwiseMerger):
         normalise: Literal["token", "feature", "none"] = Field(
             "token", description="Which vectors of X are scaled to unit length before the Gram (X tilde)."
         )
+        gram: Literal["mean", "sum"] = Field(
+            "mean", description="Whether Grams are per token, or sums that favour tasks with more tokens."
+        )
         task_weights: bool = Field(True, description="Weigh tasks by their features' correlation (omega).")
         shrink: float = Field(
-            0.95, ge=0, le=1, description="Share of each Gram's off-diagonal that is kept; one reading of 0.95."
+            0.95,
+            ge=0,
+            le=1,
+            description="Share of each Gram's off-diagonal that is kept; one reading of 0.95.",
         )
         ridge: float = Field(
-            0.0, ge=0, description="Tikhonov term on the summed Grams, towards `anchor`; the other reading of 0.95."
+            0.0,
+            ge=0,
+            description="Tikhonov term on the summed Grams, towards `anchor`; the other reading of 0.95.",
         )
         anchor: Literal["base", "zero"] = Field(
-            "base", description="Where the ridge and unseen directions pull: to the base's weights, or to zero."
+            "base",
+            description="Where the ridge and unseen directions pull: to the base's weights, or to zero.",
         )
 
     @property
@@ -62,16 +71,21 @@ class ChainOfMerges(LayerwiseMerger):
         return bool(self.settings.normalise == "token")
 
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
-        self.fold(equations, weight_OD, moments.gram_DD, moments.tokens)
+        self.fold(equations, weight_OD, moments)
 
-    def fold(self, equations: NormalEquations, weight_OD: Tensor, gram_DD: Tensor, tokens: int) -> float:
-        """Fold in one task by its Gram; returns the task's weight."""
+    def fold(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> float:
+        """`add`, returning the task's weight omega."""
         from merging.grams import correlation, off_diagonal_mass, shrink_off_diagonal
 
+        gram_DD = moments.gram_DD
+        if self.settings.gram == "sum":
+            gram_DD = gram_DD * moments.total
         if self.settings.normalise == "feature":
             gram_DD = correlation(gram_DD)
         weight = off_diagonal_mass(gram_DD) if self.settings.task_weights else 1.0
-        equations.add(weight_OD, shrink_off_diagonal(gram_DD, self.settings.shrink), scale=weight, tokens=tokens)
+        equations.add(
+            weight_OD, shrink_off_diagonal(gram_DD, self.settings.shrink), scale=weight, tokens=moments.tokens
+        )
         return weight
 
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:

@@ -31,7 +31,10 @@ class RegMean(LayerwiseMerger):
 
     class Settings(BaseSettings):
         shrink: float = Field(
-            0.9, ge=0, le=1, description="Share of each Gram's off-diagonal that is kept (alpha in the paper)."
+            0.9,
+            ge=0,
+            le=1,
+            description="Share of each Gram's off-diagonal that is kept (alpha in the paper).",
         )
 
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:

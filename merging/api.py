@@ -1,0 +1,180 @@
+"""merge: one call from tensors, modules or folders to a merged state dict."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor, nn
+
+from merging.checkpoints.sink import StateDictSink
+from merging.checkpoints.source import CheckpointSource, RenamedSource, StateDictSource
+from merging.components import strategies
+from merging.contracts.models import Models
+from merging.data.task import CalibrationData
+from merging.errors import CheckpointError, DataError, Problem, SpecError
+from merging.registry import did_you_mean
+from merging.spec.component import read_component
+from merging.spec.findings import Findings
+from merging.strategies.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from merging.contracts.backbone import Backbone
+    from merging.data.task import Examples
+    from merging.settings import Settings
+
+Model: TypeAlias = "Mapping[str, Tensor] | nn.Module | str | os.PathLike[str] | CheckpointSource"
+
+
+def merge(
+    name: str,
+    base: Model,
+    experts: Mapping[str, Model],
+    *,
+    weights: Mapping[str, float] | None = None,
+    data: Mapping[str, Examples] | None = None,
+    backbone: Backbone | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> dict[str, Tensor]:
+    """The merged model as a new state dict, with the base's names, shapes and dtypes.
+
+    `base` and each expert: a mapping of tensors, a module or a folder. `weights`: by expert, else 1.
+    `data`: calibration examples by expert, and `backbone`, for rules that look at activations.
+
+    >>> merged = merge("ties", base, {"math": math, "code": code}, density=0.3)
+    """
+    rule = strategies.get(name)
+    checked = _settings(name, settings)
+    opened_base = _opened(base, "base")
+    opened = {task: _opened(expert, f'expert "{task}"') for task, expert in experts.items()}
+    if not opened and not issubclass(rule, Checkpoint):
+        raise SpecError("there are no experts to merge")
+    aliases = _aliases(opened_base, opened)
+    models = Models(
+        _without(opened_base, aliases),
+        {task: _without(expert, aliases) for task, expert in opened.items()},
+        _weights(weights or {}, opened),
+        backbone,
+    )
+    refuse_misfits(models)
+    problems = [Problem("settings", problem) for problem in rule.check(checked, models.weights)]
+    if problems:
+        raise SpecError(f'strategy "{name}" cannot merge these experts', problems=problems)
+    if "data" in rule.needs and data is None:
+        raise DataError(
+            f'strategy "{name}" needs calibration examples', remedy="Give them as data={expert: ...}."
+        )
+    merger = rule(checked, seed=seed)
+    if isinstance(merger, Checkpoint):
+        merger.source = _opened(merger.settings.model, f'"{merger.settings.model}"')
+    sink = StateDictSink(models.base)
+    with sink:
+        merger.merge(models, CalibrationData(data) if data is not None else None, sink)
+    merged = sink.tensors
+    return {tensor: merged[aliases.get(tensor, tensor)] for tensor in opened_base.names()}
+
+
+def refuse_misfits(models: Models) -> None:
+    """Raise a CheckpointError that lists every missing, extra or unfit tensor of every expert."""
+    problems = [problem for expert in models.experts.values() for problem in _misfits(models, expert)]
+    if problems:
+        tensors = "1 tensor does" if len(problems) == 1 else f"{len(problems)} tensors do"
+        raise CheckpointError(f"{tensors} not fit the base", problems=problems)
+
+
+def _misfits(models: Models, expert: CheckpointSource) -> list[Problem]:
+    base = models.base
+    problems = []
+    present = set(expert.names())
+    wanted = [name for name in base.names() if name not in models.kept]
+    for name in wanted:
+        spec = base.spec(name)
+        if not spec.dtype.is_floating_point:
+            continue  # the base's own is kept, whatever the expert has
+        where = f"{expert.label}: {name}"
+        if name not in present:
+            problems.append(Problem(where, f"missing; the base has shape {spec.shape}"))
+        elif expert.spec(name).shape != spec.shape:
+            problems.append(Problem(where, f"shape {expert.spec(name).shape}, the base has {spec.shape}"))
+        elif not expert.spec(name).dtype.is_floating_point:
+            problems.append(
+                Problem(where, f"{expert.spec(name).dtype}, which cannot be merged with {spec.dtype}")
+            )
+    extra = [name for name in expert.names() if name not in set(base.names()) and name not in models.kept]
+    for name in extra:
+        if expert.spec(name).dtype.is_floating_point:
+            problems.append(Problem(f"{expert.label}: {name}", "not in the base"))
+    return problems
+
+
+def _settings(name: str, values: Mapping[str, Any]) -> Settings:
+    findings = Findings()
+    plain = {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in values.items()
+    }
+    component = read_component("strategies", {"type": name, **plain}, "", findings)
+    if component is None:
+        raise SpecError(f'settings of strategy "{name}"', problems=findings.problems())
+    return component.settings
+
+
+def _opened(model: Model, label: str) -> CheckpointSource:
+    if isinstance(model, CheckpointSource):
+        return model
+    if isinstance(model, Mapping | nn.Module):
+        return StateDictSource(model, label)
+    if isinstance(model, str | os.PathLike):
+        from merging.checkpoints.folder import open_checkpoint
+
+        return open_checkpoint(Path(model), label=label)
+    raise SpecError(
+        f"{label} is a {type(model).__name__}; expected a mapping of tensors, a module or a folder"
+    )
+
+
+def _weights(given: Mapping[str, float], experts: Mapping[str, object]) -> dict[str, float]:
+    problems = [
+        Problem(f"weights.{task}", "no such expert", did_you_mean(task, experts))
+        for task in given
+        if task not in experts
+    ]
+    problems += [
+        Problem(f"weights.{task}", f"found {weight!r}, expected a finite number")
+        for task, weight in given.items()
+        if not isinstance(weight, int | float) or not math.isfinite(weight)
+    ]
+    if problems:
+        raise SpecError("the weights do not fit the experts", problems=problems)
+    return {task: float(given.get(task, 1.0)) for task in experts}
+
+
+def _aliases(base: CheckpointSource, experts: Mapping[str, CheckpointSource]) -> dict[str, str]:
+    """Second names of tensors that base and experts alike hold under two names (tied weights) -> the first.
+
+    They are merged once, so that whole-model quantities do not count them twice.
+    """
+    sources = [base, *experts.values()]
+    if not all(isinstance(source, StateDictSource) for source in sources):
+        return {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name in base.names():
+        if any(name not in source.names() for source in sources) or not base.spec(name).elements:
+            continue
+        tensors = [source.read(name) for source in sources]
+        place = tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+        if place in first:
+            aliases[name] = first[place]
+        else:
+            first[place] = name
+    return aliases
+
+
+def _without(source: CheckpointSource, aliases: Mapping[str, str]) -> CheckpointSource:
+    if not aliases:
+        return source
+    return RenamedSource(source, {name: name for name in source.names() if name not in aliases})

@@ -1,0 +1,117 @@
+"""TIES: trim the task vectors, elect a sign per entry, merge what agrees.
+
+Shape letters: N experts, S the shape of the parameter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from merging.contracts.merger import TensorMerger
+from merging.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from merging.contracts.vectors import TaskVectors
+
+
+class Ties(TensorMerger):
+    """Trim each task vector to its largest entries, elect a sign per entry, merge the entries that agree.
+
+    t_i = trim(W_i - W_0); s = sgn(sum_i w_i t_i); W = W_0 + scale * sum_A w_i t_i / sum_A w_i,
+    entry by entry, where A are the experts with sgn(w_i t_i) = s. Yadav et al., 2023.
+    """
+
+    paper = "arXiv:2306.01708"
+    memory = (
+        'a row block of the base and of each expert, in float64; with trim "tensor" the whole largest tensor'
+    )
+    weighted = True
+    precision = "float64"
+
+    class Settings(Settings):
+        scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
+        density: float = Field(0.2, gt=0, le=1, description="Share of entries kept by the trim (k, K).")
+        trim: Literal["model", "tensor"] = Field(
+            "model",
+            description="What the share is counted in: the whole task vector, as published, or each tensor.",
+        )
+        elect: Literal["mass", "normfrac"] = Field(
+            "mass",
+            description="Who elects an entry's sign: the sum of the trimmed vectors, or the expert for which "
+            "the entry is the largest part of its norm.",
+        )
+        merge: Literal["mean", "sum", "max"] = Field(
+            "mean", description="What becomes of the entries that agree: their mean, sum, or the largest."
+        )
+
+    _vectors: TaskVectors
+    _thresholds_N: Tensor
+    _norms_N: Tensor
+    _majority: bool | None = None
+
+    @property
+    def elementwise(self) -> bool:
+        return self.settings.trim == "model"
+
+    def prepare(self, vectors: TaskVectors) -> None:
+        from merging.task_vectors import magnitude_thresholds
+
+        self._vectors, self._majority = vectors, None
+        if self.settings.trim == "model":
+            self._thresholds_N = magnitude_thresholds(vectors, self.settings.density)
+        if self.settings.elect == "normfrac":
+            squares = [self._trimmed(deltas_NS).flatten(1).square().sum(dim=1) for _, deltas_NS in vectors]
+            self._norms_N = sum(squares[1:], squares[0]).sqrt()
+
+    def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
+        from merging.task_vectors import agreeing, disjoint_merge
+
+        trimmed_NS = self._trimmed(deltas_NS)
+        positive_S = self._positive(trimmed_NS)
+        merged_S = disjoint_merge(
+            agreeing(trimmed_NS, positive_S), self.weights_N, positive_S, self.settings.merge
+        )
+        return base_S + self.settings.scale * merged_S
+
+    def _trimmed(self, deltas_NS: Tensor) -> Tensor:
+        """The trimmed task vectors, times the experts' weights."""
+        from merging.task_vectors import trim, trim_each
+
+        if self.settings.trim == "model":
+            trimmed_NS = trim(deltas_NS, self._thresholds_N)
+        else:
+            trimmed_NS = trim_each(deltas_NS, self.settings.density)
+        return trimmed_NS * self.weights_N.view(-1, *[1] * (deltas_NS.ndim - 1))
+
+    def _positive(self, trimmed_NS: Tensor) -> Tensor:
+        """Whether the elected sign is +. Where entries cancel, the whole model's majority (or +) decides."""
+        sign_S = self._elected(trimmed_NS)
+        cancelled_S = (sign_S == 0) & (trimmed_NS != 0).any(dim=0)
+        if not cancelled_S.any():
+            return sign_S > 0
+        return (sign_S > 0) | (cancelled_S & self._majority_is_positive())
+
+    def _elected(self, trimmed_NS: Tensor) -> Tensor:
+        from merging.task_vectors import elect_by_largest_share, elect_by_mass
+
+        if self.settings.elect == "mass":
+            return elect_by_mass(trimmed_NS)
+        return elect_by_largest_share(trimmed_NS, self._norms_N)
+
+    def _majority_is_positive(self) -> bool:
+        """Whether more + than - were elected in the whole model; a draw counts as -, as in the authors' code.
+
+        One more walk over the model, so only where entries do cancel.
+        """
+        if self.settings.trim == "tensor":
+            return True
+        if self._majority is None:
+            balance = sum(
+                int(self._elected(self._trimmed(deltas_NS)).sum()) for _, deltas_NS in self._vectors
+            )
+            self._majority = balance > 0
+        return self._majority

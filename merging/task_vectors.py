@@ -1,0 +1,139 @@
+"""Arithmetic on task vectors: trim, elect signs, merge what agrees; in pure functions of tensors.
+
+Magnitudes are compared as float32, by their bit patterns: those of positive numbers sort as the numbers.
+Sums over experts are added up in the order given, so that row blocks give the same bits as whole tensors.
+
+Shape letters: N experts, S the shape of a parameter (or of a block of its rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KEEP_ALL = 0  # a threshold that every magnitude reaches
+_LOW_BITS = 16
+_LOW = 1 << _LOW_BITS
+_HIGH = 1 << (31 - _LOW_BITS)
+
+
+def weighted_sum(tensors_NS: Tensor, weights_N: Tensor | None = None) -> Tensor:
+    """sum_i w_i x_i, added up in order. torch's own sum orders the additions by the size of the block."""
+    terms = (
+        list(tensors_NS)
+        if weights_N is None
+        else [w * x_S for w, x_S in zip(weights_N, tensors_NS, strict=True)]
+    )
+    total_S = terms[0].clone()
+    for term_S in terms[1:]:
+        total_S += term_S
+    return total_S
+
+
+def magnitude_bits(tensor: Tensor) -> Tensor:
+    """|x| rounded to float32, as an int32 that sorts as |x| does."""
+    return tensor.to(torch.float32).view(torch.int32) & 0x7FFFFFFF
+
+
+def magnitude_thresholds(vectors: Iterable[tuple[str, Tensor]], density: float) -> Tensor:
+    """Per expert, the magnitude (as bits) which the largest share `density` of its whole task vector reaches.
+
+    That is the (d - int(d * density))-th smallest of d magnitudes; equal ones are all kept. `vectors` is
+    walked twice: the upper half of the bit patterns is counted, then the lower half within the one bin that
+    matters. Exact, without sorting, in memory that does not grow with the model.
+    """
+    high_NH = _count(vectors, lambda bits_NS: bits_NS >> _LOW_BITS, _HIGH)
+    elements = int(high_NH[0].sum())
+    rank = elements - int(elements * density)
+    if rank == 0:
+        return torch.full((len(high_NH),), KEEP_ALL, dtype=torch.int32)
+    bin_N, rank_N = _bin_of_rank(high_NH, torch.full((len(high_NH),), rank))
+    low_NL = _count(vectors, lambda bits_NS: _low_within(bits_NS, bin_N), _LOW + 1)[:, :_LOW]
+    low_N, _ = _bin_of_rank(low_NL, rank_N)
+    return (bin_N * _LOW + low_N).to(torch.int32)
+
+
+def trim(deltas_NS: Tensor, threshold_N: Tensor) -> Tensor:
+    """Entries whose magnitude reaches their expert's threshold; zero elsewhere."""
+    threshold_NS = threshold_N.view(-1, *[1] * (deltas_NS.ndim - 1))
+    return deltas_NS.where(magnitude_bits(deltas_NS) >= threshold_NS, 0)
+
+
+def largest(magnitudes_S: Tensor, count: int) -> Tensor:
+    """Mask of exactly `count` entries, none smaller than any left out; of equal ones the first are taken.
+
+    `magnitudes_S`: anything that sorts as the magnitudes do, such as `magnitude_bits`.
+    """
+    flat = magnitudes_S.flatten()
+    if count >= len(flat):
+        return torch.ones_like(magnitudes_S, dtype=torch.bool)
+    if count <= 0:
+        return torch.zeros_like(magnitudes_S, dtype=torch.bool)
+    threshold = flat.kthvalue(len(flat) - count + 1).values
+    mask = flat > threshold
+    equal = (flat == threshold).nonzero().flatten()
+    mask[equal[: count - int(mask.sum())]] = True
+    return mask.view(magnitudes_S.shape)
+
+
+def trim_each(deltas_NS: Tensor, density: float) -> Tensor:
+    """The int(density * numel) largest entries of each expert (one, where that is none); zero elsewhere."""
+    count = max(1, int(density * deltas_NS[0].numel()))
+    return torch.stack([delta_S.where(largest(magnitude_bits(delta_S), count), 0) for delta_S in deltas_NS])
+
+
+def elect_by_mass(deltas_NS: Tensor) -> Tensor:
+    """The sign of the sum: -1, 0 or 1."""
+    return weighted_sum(deltas_NS).sign()
+
+
+def elect_by_largest_share(deltas_NS: Tensor, norms_N: Tensor) -> Tensor:
+    """The sign of the expert for which the entry is the largest part of its squared norm, first of equals."""
+    norms_NS = norms_N.clamp(min=torch.finfo(norms_N.dtype).tiny).view(-1, *[1] * (deltas_NS.ndim - 1))
+    winner_S = (deltas_NS / norms_NS).square().argmax(dim=0, keepdim=True)
+    return deltas_NS.gather(0, winner_S)[0].sign()
+
+
+def agreeing(deltas_NS: Tensor, positive_S: Tensor) -> Tensor:
+    """Entries of the elected sign (positive or negative); zero elsewhere."""
+    return torch.where(positive_S, deltas_NS.clamp(min=0), deltas_NS.clamp(max=0))
+
+
+def disjoint_merge(
+    agreeing_NS: Tensor, weights_N: Tensor, positive_S: Tensor, how: Literal["mean", "sum", "max"]
+) -> Tensor:
+    """One value of those that agree (already times their weights): their mean, their sum, or the largest."""
+    if how == "max":
+        size_S = agreeing_NS.abs().amax(dim=0)
+        return torch.where(positive_S, size_S, -size_S)
+    total_S = weighted_sum(agreeing_NS)
+    if how == "sum":
+        return total_S
+    divisor_S = weighted_sum((agreeing_NS != 0).to(total_S.dtype), weights_N)
+    return total_S / divisor_S.where(divisor_S.abs() >= 1e-8, 1)
+
+
+def _count(vectors: Iterable[tuple[str, Tensor]], bin_of: object, bins: int) -> Tensor:
+    counts_NH: Tensor | None = None
+    for _, deltas_NS in vectors:
+        binned_NS = bin_of(magnitude_bits(deltas_NS)).flatten(1)  # type: ignore[operator]
+        counted_NH = torch.stack([binned.bincount(minlength=bins) for binned in binned_NS])
+        counts_NH = counted_NH if counts_NH is None else counts_NH.add_(counted_NH)
+    return torch.zeros((1, bins), dtype=torch.int64) if counts_NH is None else counts_NH
+
+
+def _low_within(bits_NS: Tensor, bin_N: Tensor) -> Tensor:
+    """The lower bits of what lies in the expert's bin; all else falls into one bin above them."""
+    bin_NS = bin_N.view(-1, *[1] * (bits_NS.ndim - 1))
+    return (bits_NS & (_LOW - 1)).where(bits_NS >> _LOW_BITS == bin_NS, _LOW)
+
+
+def _bin_of_rank(counts_NH: Tensor, rank_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The bin that holds the rank-th entry (from 1), and its rank within that bin."""
+    total_NH = counts_NH.cumsum(dim=1)
+    bin_N = (total_NH < rank_N[:, None]).sum(dim=1)
+    before_N = total_NH.gather(1, bin_N[:, None])[:, 0] - counts_NH.gather(1, bin_N[:, None])[:, 0]
+    return bin_N, rank_N - before_N
