@@ -32,5 +32,7 @@ class AverageSource(CheckpointSource):
         base_S = self._models.base.read(name, rows).to(torch.float64)
         mean_S = torch.zeros_like(base_S)
         for task in sorted(self._models.tasks):
-            mean_S += self._shares[task] * (self._models.experts[task].read(name, rows).to(torch.float64) - base_S)
+            mean_S += self._shares[task] * (
+                self._models.experts[task].read(name, rows).to(torch.float64) - base_S
+            )
         return base_S + mean_S

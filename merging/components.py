@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from merging.backbones import BUILTIN as BACKBONES
 from merging.calibrators import BUILTIN as CALIBRATORS
 from merging.contracts.backbone import Backbone
@@ -21,7 +23,11 @@ backbone = backbones.register
 
 def available(kind: str) -> tuple[str, ...]:
     """Names of all strategies, calibrators or backbones, including those of plug-ins."""
-    registries = {"strategies": strategies, "calibrators": calibrators, "backbones": backbones}
+    registries: dict[str, Registry[Any]] = {
+        "strategies": strategies,
+        "calibrators": calibrators,
+        "backbones": backbones,
+    }
     if kind not in registries:
         raise ValueError(f'available() knows {", ".join(registries)}; got "{kind}"')
     return registries[kind].names()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from merging.contracts.calibrator import Calibrator
 from merging.contracts.layer_rule import LayerRule
-from merging.contracts.merger import Merger, MergeNotes
+from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress, silent
 from merging.errors import DataError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MEMORY = "one block of two models + per feed of a block 8 D² (3 of 4 bytes, 1 of 8) + one batch; flat in depth and N"
 
 
-class _Placed:
+class Placed:
     """Where a sweep runs; set by the pipeline."""
 
     device: str = "cpu"
@@ -34,7 +34,7 @@ class _Placed:
         return {"device": self.device, "dtype": getattr(torch, self.precision), "work": self.work}
 
 
-class LayerwiseMerger(_Placed, LayerRule, Merger):
+class LayerwiseMerger(Placed, LayerRule, Merger):
     """A merge rule that solves linears; everything else is the weighted mean of the experts."""
 
     needs = frozenset({"base", "data"})
@@ -54,10 +54,12 @@ class LayerwiseMerger(_Placed, LayerRule, Merger):
 
         if data is None:
             raise DataError(f'strategy "{self.name}" needs calibration examples for each expert')
-        return _notes(Sweep(self, AverageSource(models), models, data, sink, **self.place(), progress=progress))
+        return _notes(
+            Sweep(self, AverageSource(models), models, data, sink, **self.place(), progress=progress)
+        )
 
 
-class LayerwiseCalibrator(_Placed, LayerRule, Calibrator):
+class LayerwiseCalibrator(Placed, LayerRule, Calibrator):
     """A calibrator that solves linears (biases and norms, if the rule says so) of an already merged model."""
 
     memory: ClassVar[str] = _MEMORY

@@ -39,12 +39,12 @@ class Moments:
         moments._sum, moments._target_sum = mean_D * tokens, target_mean_D * tokens
         return moments
 
-    def add(
-        self, x_BTD: Tensor, weights_BT: Tensor | None = None, target_BTD: Tensor | None = None
-    ) -> None:
+    def add(self, x_BTD: Tensor, weights_BT: Tensor | None = None, target_BTD: Tensor | None = None) -> None:
         """Take in one batch; any leading axes. Raises NumericalError when an input is not finite."""
         if self._target != (target_BTD is not None):
-            raise ValueError("target inputs must be given exactly when the moments were made with target=True")
+            raise ValueError(
+                "target inputs must be given exactly when the moments were made with target=True"
+            )
         x_TD = self._rows(x_BTD, weights_BT)
         w_T = _chosen(weights_BT, x_TD)
         weighted_TD = x_TD if w_T is None else x_TD * w_T[:, None]

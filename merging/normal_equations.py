@@ -67,9 +67,7 @@ class NormalEquations:
         self.offset_O += (offset_O * scale).to(self.offset_O)
         self.mean_D += (mean_D * scale).to(self.mean_D)
 
-    def solve(
-        self, *, ridge: float = 0.0, anchor_OD: Tensor | None = None, damping: float = 0.0
-    ) -> Tensor:
+    def solve(self, *, ridge: float = 0.0, anchor_OD: Tensor | None = None, damping: float = 0.0) -> Tensor:
         """W = (rhs + ridge · anchor)(lhs + (ridge + damping) I)⁻¹, in float64.
 
         Without a ridge the solution is sought as anchor plus a correction, so that directions in which the system
@@ -105,12 +103,16 @@ class NormalEquations:
         return (self.offset_O - weight_OD.to(DTYPE) @ self.mean_D + ridge * anchor) / (self.scale + ridge)
 
 
-_USABLE = 0.5  # condition times rounding error of the sums: above this, the smallest directions are only noise
+_USABLE = (
+    0.5  # condition times rounding error of the sums: above this, the smallest directions are only noise
+)
 
 
 def _condition(lhs_DD: Tensor, factor_DD: Tensor, steps: int = 12) -> float:
     """Largest over smallest eigenvalue by power iteration on the matrix and on its inverse."""
-    start_D1 = torch.ones(len(lhs_DD), 1, dtype=DTYPE) + torch.linspace(-0.5, 0.5, len(lhs_DD), dtype=DTYPE)[:, None]
+    start_D1 = (
+        torch.ones(len(lhs_DD), 1, dtype=DTYPE) + torch.linspace(-0.5, 0.5, len(lhs_DD), dtype=DTYPE)[:, None]
+    )
     high, low = start_D1, start_D1
     largest = smallest = 1.0
     for _ in range(steps):

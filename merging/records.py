@@ -37,7 +37,10 @@ class Records:
     def put(self, key: object, value: Any) -> None:
         self.drop(key)
         leaves, structure = pytree.tree_flatten(value)
-        stored = [self._store(key, place, leaf) if isinstance(leaf, Tensor) else leaf for place, leaf in enumerate(leaves)]
+        stored = [
+            self._store(key, place, leaf) if isinstance(leaf, Tensor) else leaf
+            for place, leaf in enumerate(leaves)
+        ]
         self._entries[key] = (stored, structure)
 
     def get(self, key: object) -> Any:
@@ -71,7 +74,7 @@ class Records:
         path = Path(self._folder.name) / str(number)
         plain = tensor.cpu().contiguous()
         with path.open("wb") as file:
-            file.write(memoryview(plain.reshape(-1).view(torch.uint8).numpy()))
+            file.write(plain.reshape(-1).view(torch.uint8).numpy().data)
         return _OnDisk(path, plain.shape, plain.dtype)
 
 
@@ -81,6 +84,6 @@ def _fresh(leaf: Any) -> Any:
     if isinstance(leaf, _OnDisk):
         tensor = torch.empty(leaf.shape, dtype=leaf.dtype)
         with leaf.path.open("rb") as file:
-            file.readinto(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            file.readinto(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return tensor
     return leaf

@@ -36,11 +36,15 @@ class StreamedModel:
         self.stored: dict[str, str] = {}  # name in the module -> name in the checkpoint
         for stored, inside in backbone.module_names(tuple(names)).items():
             self.stored.setdefault(inside, stored)
-        self._ties = {target: source for target, source in _ties(self.module).items() if target not in self.stored}
+        self._ties = {
+            target: source for target, source in _ties(self.module).items() if target not in self.stored
+        }
         self._source: CheckpointSource | None = None
         self._loaded: set[str] = set()
         present = dict(self.module.named_parameters(remove_duplicate=False))
-        lost = [name for name in present if name not in self.stored and self._ties.get(name) not in self.stored]
+        lost = [
+            name for name in present if name not in self.stored and self._ties.get(name) not in self.stored
+        ]
         if lost:
             raise CheckpointError(
                 f"{len(lost)} of {len(present)} parameters of {type(self.module).__name__} are not in the checkpoint; "

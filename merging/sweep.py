@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,7 +151,9 @@ class Sweep:
                 layout = self._tracers["expert", task].layout(index, 0)
         else:
             layout = self._tracers["student", task].layout(index, 0)
-        weights = _TokenWeights(self.backbone, self._batches[task][0], self.blocks[index], self.rule.reads_out)
+        weights = _TokenWeights(
+            self.backbone, self._batches[task][0], self.blocks[index], self.rule.reads_out
+        )
         return Layout(tuple(part for feed in layout.feeds for part in _split(feed, weights)), layout.norms)
 
     def _take(self, part: dict[str, Tensor], solved: dict[str, Tensor]) -> None:
@@ -184,16 +187,16 @@ class Sweep:
                 self.rule.add(equations, weight_OD, moments[feed])
                 if self.rule.biases and bias_O is not None:
                     self.rule.add_bias(equations, weight_OD, bias_O, moments[feed])
-            for name, equations in affine.items():
+            for name, norm in affine.items():
                 scale_D, shift_D = self._norm(self.models.experts[task], block, name, kinds[name])
-                self.rule.add_norm(equations, scale_D, shift_D, norm_moments[name])
+                self.rule.add_norm(norm, scale_D, shift_D, norm_moments[name])
         found: dict[str, Tensor] = {}
         for feed, equations in systems.items():
             found.update(self._solved_feed(block, feed, equations))
-        for name, equations in affine.items():
+        for name, norm in affine.items():
             merged = self._norm(self.source, block, name, kinds[name])
             base = self._norm(self.models.base, block, name, kinds[name])
-            scale_D, shift_D = self.rule.solve_norm(equations, merged, base)
+            scale_D, shift_D = self.rule.solve_norm(norm, merged, base)
             found[f"{block.name}.{name}.weight"] = scale_D - kinds[name].offset
             if shift_D is not None:
                 found[f"{block.name}.{name}.bias"] = shift_D
@@ -213,12 +216,11 @@ class Sweep:
             bias_O = self.rule.solve_bias(equations, weight_OD, merged_O, base_O)
         found, start = {}, 0
         for linear in feed.linears:
-            module = block.module.get_submodule(linear)
-            stop = start + module.out_features  # type: ignore[operator]
+            stop = start + _outputs(block.module, linear)
             found[f"{block.name}.{linear}.weight"] = weight_OD[start:stop]
-            if bias_O is not None and module.bias is not None:
+            if bias_O is not None and f"{block.name}.{linear}.bias" in self.student.stored:
                 found[f"{block.name}.{linear}.bias"] = bias_O[start:stop]
-            start = stop  # type: ignore[assignment]
+            start = stop
         return found
 
     def _measure(
@@ -270,7 +272,7 @@ class Sweep:
             self.expert.release()
 
     def _outputs(self, block: Block, feed: Feed) -> int:
-        return sum(int(block.module.get_submodule(name).out_features) for name in feed.linears)  # type: ignore[arg-type]
+        return sum(_outputs(block.module, linear) for linear in feed.linears)
 
     def _stacked(self, source: CheckpointSource, block: Block, feed: Feed) -> tuple[Tensor, Tensor | None]:
         """Weights of a feed's linears along O; biases too (zeros where one has none), None where none has."""
@@ -315,7 +317,8 @@ class _Forwards(Sequence[dict[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         kwargs = self._backbone.forward_kwargs(self._batches[index])
         return {
-            name: value.to(self._device) if isinstance(value, Tensor) else value for name, value in kwargs.items()
+            name: value.to(self._device) if isinstance(value, Tensor) else value
+            for name, value in kwargs.items()
         }
 
 
@@ -364,10 +367,10 @@ class _Measure:
         return self._each_feed(self._pair)
 
     def _each_feed(self, action: Callable[[Feed, Tensor], None]) -> dict[str, Callable[[Tensor], None]]:
-        return {feed.linears[0]: (lambda x, feed=feed: action(feed, x)) for feed in self._moments}
+        return {feed.linears[0]: partial(action, feed) for feed in self._moments}
 
     def _norm_observers(self) -> dict[str, Callable[[Tensor], None]]:
-        return {name: (lambda x, name=name: self._add_norm(name, x)) for name in self._norms}
+        return {name: partial(self._add_norm, name) for name in self._norms}
 
     def _add(self, feed: Feed, x_BTD: Tensor) -> None:
         self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
@@ -406,7 +409,9 @@ def normalised(norm: nn.Module, x: Tensor, offset: float) -> Tensor:
     neutral = {name: torch.zeros_like(value) for name, value in own.items() if value is not None}
     neutral["weight"] += 1.0 - offset
     try:
-        norm._parameters.update({name: nn.Parameter(value, requires_grad=False) for name, value in neutral.items()})
+        norm._parameters.update(
+            {name: nn.Parameter(value, requires_grad=False) for name, value in neutral.items()}
+        )
         z: Tensor = norm.forward(x)  # not called as a module: its hooks are ours
     finally:
         norm._parameters.update(own)
@@ -427,6 +432,10 @@ def _split(feed: Feed, weights: _TokenWeights) -> list[Feed]:
         else:
             parts.append((mine, [linear]))
     return [feed._replace(linears=tuple(linears)) for _, linears in parts]
+
+
+def _outputs(module: nn.Module, linear: str) -> int:
+    return int(module.get_submodule(linear).get_parameter("weight").shape[0])
 
 
 def _wide(tensor: Tensor) -> Tensor:

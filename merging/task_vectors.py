@@ -8,7 +8,7 @@ Shape letters: N experts, S the shape of a parameter (or of a block of its rows)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -97,6 +97,12 @@ def elect_by_largest_share(deltas_NS: Tensor, norms_N: Tensor) -> Tensor:
     return deltas_NS.gather(0, winner_S)[0].sign()
 
 
+def norms(vectors: Iterable[tuple[str, Tensor]]) -> Tensor:
+    """The Euclidean norm of each expert's whole task vector."""
+    squares = [torch.stack([delta_S.square().sum() for delta_S in deltas_NS]) for _, deltas_NS in vectors]
+    return weighted_sum(torch.stack(squares)).sqrt() if squares else torch.zeros(0)
+
+
 def agreeing(deltas_NS: Tensor, positive_S: Tensor) -> Tensor:
     """Entries of the elected sign (positive or negative); zero elsewhere."""
     return torch.where(positive_S, deltas_NS.clamp(min=0), deltas_NS.clamp(max=0))
@@ -116,11 +122,11 @@ def disjoint_merge(
     return total_S / divisor_S.where(divisor_S.abs() >= 1e-8, 1)
 
 
-def _count(vectors: Iterable[tuple[str, Tensor]], bin_of: object, bins: int) -> Tensor:
+def _count(vectors: Iterable[tuple[str, Tensor]], bin_of: Callable[[Tensor], Tensor], bins: int) -> Tensor:
     counts_NH: Tensor | None = None
     for _, deltas_NS in vectors:
-        binned_NS = bin_of(magnitude_bits(deltas_NS)).flatten(1)  # type: ignore[operator]
-        counted_NH = torch.stack([binned.bincount(minlength=bins) for binned in binned_NS])
+        binned_NS = bin_of(magnitude_bits(deltas_NS))
+        counted_NH = torch.stack([binned_S.flatten().bincount(minlength=bins) for binned_S in binned_NS])
         counts_NH = counted_NH if counts_NH is None else counts_NH.add_(counted_NH)
     return torch.zeros((1, bins), dtype=torch.int64) if counts_NH is None else counts_NH
 

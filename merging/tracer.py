@@ -63,7 +63,9 @@ class ActivationTracer(ABC):
         """What the model itself would hand to the block, given all that is recorded. May be asked any number of times."""
 
     @abstractmethod
-    def run(self, block: int, call: Call, observe: Mapping[str, Observer], *, until: str | None = None) -> Any:
+    def run(
+        self, block: int, call: Call, observe: Mapping[str, Observer], *, until: str | None = None
+    ) -> Any:
         """Run the block; observers get the inputs of the submodules they are named after.
 
         With `until`, the run ends once that submodule's input was observed, and None is returned.
@@ -125,7 +127,9 @@ class BlockTracer(ActivationTracer):
             remedy="Blocks must run once, in order; layer drop, early exit and generation caches prevent that.",
         )
 
-    def run(self, block: int, call: Call, observe: Mapping[str, Observer], *, until: str | None = None) -> Any:
+    def run(
+        self, block: int, call: Call, observe: Mapping[str, Observer], *, until: str | None = None
+    ) -> Any:
         module = self.blocks[block].module
         with ExitStack() as restore, torch.no_grad():
             for name, observer in observe.items():
@@ -149,7 +153,9 @@ class BlockTracer(ActivationTracer):
         """Feeds and norms of a block, found by running it once: linears that are handed the same tensor share a feed."""
         module = self.blocks[block].module
         seen: list[tuple[str, Tensor]] = []
-        names = [name for name, child in module.named_modules() if name and (is_linear(child) or is_norm(child))]
+        names = [
+            name for name, child in module.named_modules() if name and (is_linear(child) or is_norm(child))
+        ]
 
         def observer(name: str) -> Observer:
             return lambda x: seen.append((name, x))  # kept alive, so that no two tensors share an address
@@ -197,9 +203,14 @@ def is_linear(module: nn.Module) -> bool:
 
 def is_norm(module: nn.Module) -> bool:
     """LayerNorm, RMSNorm and their like: a scale per channel, maybe a shift, and nothing else."""
-    names = {name for name, _ in module.named_parameters()}
-    like = isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(("Norm", "RMSNorm", "LayerNorm"))
-    return like and "weight" in names and names <= {"weight", "bias"} and module.weight.ndim == 1  # type: ignore[union-attr]
+    parameters = dict(module.named_parameters())
+    like = isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("Norm")
+    return (
+        like
+        and parameters.keys() <= {"weight", "bias"}
+        and "weight" in parameters
+        and parameters["weight"].ndim == 1
+    )
 
 
 def _replace_forward(restore: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:

@@ -42,4 +42,4 @@ class ClipVision(TransformersBackbone):
 
     def features(self, output: Any, batch: Batch) -> Tensor:
         projected = getattr(output, "image_embeds", None)
-        return output.pooler_output if projected is None else projected  # type: ignore[no-any-return]
+        return output.pooler_output if projected is None else projected

@@ -10,6 +10,9 @@ from merging.errors import CheckpointError, DataError, TracingError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_CROSS_ATTENTION = ("EncDecAttention", "encoder_attn", "crossattention", "cross_attn")
+_KEYS_AND_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
+
 
 class TransformersBackbone(Backbone):
     """A model class of transformers, named by `architectures` in config.json; blocks are found by inspection."""
@@ -76,7 +79,7 @@ class TransformersBackbone(Backbone):
         return tuple(found)
 
     def forward_kwargs(self, batch: Batch) -> dict[str, Any]:
-        kwargs = dict(batch)
+        kwargs: dict[str, Any] = dict(batch)
         if "input_ids" in kwargs:
             kwargs["use_cache"] = False
         return kwargs
@@ -84,18 +87,34 @@ class TransformersBackbone(Backbone):
     def token_weights(
         self, batch: Batch, stack: str, module: str, tokens: tuple[int, ...], last: bool
     ) -> Tensor | None:
-        mask_BT = batch.get("attention_mask")
-        if mask_BT is None or tuple(mask_BT.shape) != tuple(tokens):
+        mask_BT = batch.get(self._mask(stack, module))
+        if mask_BT is None or mask_BT.ndim != 2:
             return None
-        return mask_BT.float()
+        shape = tuple(mask_BT.shape)
+        if tokens[: len(shape)] == shape:  # more axes: heads that share a norm
+            return mask_BT.float().reshape(*shape, *(1 for _ in tokens[2:])).expand(tokens)
+        if len(tokens) == 1 and tokens[0] == mask_BT.numel():
+            return mask_BT.float().reshape(-1)
+        raise TracingError(
+            f'"{module}" in "{stack}" sees tokens of shape {tokens}, the attention mask is {shape}',
+            remedy="Give batches without padding, or a backbone that weighs these tokens.",
+        )
+
+    def _mask(self, stack: str, module: str) -> str:
+        """The mask of the tokens that a module sees: a decoder's, but for keys and values of its cross-attention."""
+        if not getattr(self.config, "is_encoder_decoder", False) or "encoder" in stack.split("."):
+            return "attention_mask"
+        parts = module.split(".")
+        crosses = any(part in _CROSS_ATTENTION for part in parts)
+        return "attention_mask" if crosses and parts[-1] in _KEYS_AND_VALUES else "decoder_attention_mask"
 
     def features(self, output: Any, batch: Batch) -> Tensor:
         pooled = getattr(output, "pooler_output", None)
         if pooled is not None:
-            return pooled  # type: ignore[no-any-return]
+            return pooled
         hidden = getattr(output, "last_hidden_state", None)
         if hidden is None:
             raise DataError(
                 f"{self.architecture()} gives neither pooled features nor hidden states for a linear head to read"
             )
-        return hidden[:, 0]  # type: ignore[no-any-return]
+        return hidden[:, 0]

@@ -44,7 +44,7 @@ class ViT(TransformersBackbone):
         hidden_BTF = output.last_hidden_state
         cls_BF = hidden_BTF[:, 0]
         if not self._reads_patches:
-            return cls_BF  # type: ignore[no-any-return]
+            return cls_BF
         first = 1 + getattr(self.config, "num_register_tokens", 0)
         return torch.cat([cls_BF, hidden_BTF[:, first:].mean(dim=1)], dim=1)
 

@@ -42,7 +42,8 @@ class FeatCal(LayerwiseCalibrator):
             0.25, ge=0, le=1, description="Share of the expert's features in the targets (alpha)."
         )
         anchor: float = Field(
-            2.2, description="The anchor is anchor · merged + (1 - anchor) · base (rho); above 1 extrapolates."
+            2.2,
+            description="The anchor is anchor · merged + (1 - anchor) · base (rho); above 1 extrapolates.",
         )
         biases: bool = Field(True, description="Calibrate the biases of linears.")
         norms: bool = Field(True, description="Calibrate scales and shifts of norms.")
@@ -61,7 +62,9 @@ class FeatCal(LayerwiseCalibrator):
         cross_DD = gram_DD * (1 - alpha) + moments.cross_DD * alpha
         equations.add(weight_OD, gram_DD, cross_DD, scale=_task_scale(gram_DD), tokens=moments.tokens)
 
-    def add_bias(self, equations: NormalEquations, weight_OD: Tensor, bias_O: Tensor, moments: Moments) -> None:
+    def add_bias(
+        self, equations: NormalEquations, weight_OD: Tensor, bias_O: Tensor, moments: Moments
+    ) -> None:
         alpha = self.settings.interpolation
         mean_D = moments.mean_D
         target_D = moments.target_mean_D * alpha + mean_D * (1 - alpha)

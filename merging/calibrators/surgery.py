@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 class Surgery(Calibrator):
     """Learn a low-rank correction of each task's final feature (Yang et al., 2024).
 
-    f' = f - W_up relu(W_down f), trained with Adam on the mean absolute difference to the expert's features. The
-    checkpoint equals the merged one; at inference the task must be known and its correction applied.
+    f' = f - W_up relu(W_down f), trained with Adam on the mean absolute difference to the expert's features.
+    The checkpoint equals the merged one; at inference the task must be known and its correction applied.
     Departs from the paper in training on the calibration examples: the authors take those of the test set.
     """
 
     paper = "arXiv:2402.02705"
     memory = "one whole model at a time, and the final features of all calibration examples"
     changes_inference = True
+    device: str = "cpu"  # where the models run; set by the pipeline. Training is always on the CPU.
 
     class Settings(BaseSettings):
         """The authors' values."""
@@ -66,19 +67,22 @@ class Surgery(Calibrator):
         from merging.streaming import load_model
 
         backbone = self._backbone(models, data)
-        model = load_model(backbone, merged)
+        model = load_model(backbone, merged, device=self.device)
         merged_NF = {
             task: _features(model, backbone, data[task], "merged model", task) for task in models.tasks
         }
         del model
         for task, expert in models.experts.items():
-            model = load_model(backbone, expert)
+            model = load_model(backbone, expert, device=self.device)
             expert_NF = _features(model, backbone, data[task], f'expert "{task}"', task)
             del model  # before the next expert is loaded
             self.corrections[task] = self._trained(task, merged_NF.pop(task), expert_NF, progress)
         for name in merged.names():
             sink.write(name, merged.read(name))
-        return MergeNotes(last_loss={task: one.last_loss for task, one in self.corrections.items()})
+        return MergeNotes(
+            last_loss={task: one.last_loss for task, one in self.corrections.items()},
+            left=dict.fromkeys(merged.names(), "surgery leaves the weights as they are"),
+        )
 
     def adapt(self, features_BF: Tensor, task: str) -> Tensor:
         if task not in self.corrections:
@@ -130,7 +134,7 @@ class Surgery(Calibrator):
             task=task,
         )
         return train_surgery(
-            merged_NF, expert_NF, start, batches=batches, learning_rate=settings.learning_rate
+            merged_NF, expert_NF, start, batches=told(batches), learning_rate=settings.learning_rate
         )
 
 

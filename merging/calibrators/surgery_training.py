@@ -63,7 +63,7 @@ def train_surgery(
     batches: Iterable[Tensor],
     learning_rate: float,
 ) -> FeatureCorrection:
-    """Adam on the mean absolute difference of corrected and expert's features, a step per batch of row numbers."""
+    """Adam on the mean |corrected - expert's feature|, one step per batch of row numbers (B)."""
     down_RF = start.down_RF.clone().requires_grad_()
     up_FR = start.up_FR.clone().requires_grad_()
     adam = torch.optim.Adam([down_RF, up_FR], lr=learning_rate)

@@ -8,7 +8,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from merging.checkpoints.source import CheckpointSource
+from merging.checkpoints.rounding import rounded
+from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.errors import CheckpointError
 
 
@@ -42,12 +43,30 @@ class CheckpointSink(ABC):
             self.abort()
 
 
+def row_range(name: str, spec: TensorSpec, tensor: Tensor, rows: slice | None) -> tuple[int, int]:
+    """First row and the one after the last; a single number is one row. Raises CheckpointError for a misfit."""
+    first, last, expected = 0, (spec.shape or (1,))[0], spec.shape
+    if rows is not None:
+        if not spec.shape:
+            raise CheckpointError(f'"{name}" is a single number and has no rows')
+        first, last, step = rows.indices(last)
+        last = max(first, last)
+        expected = (last - first, *spec.shape[1:])
+        if step != 1:
+            raise CheckpointError(f'rows of "{name}" must be written one after another')
+    if tuple(tensor.shape) != expected:
+        raise CheckpointError(f'"{name}" is written as {tuple(tensor.shape)}, the base has {expected}')
+    return first, last
+
+
 class StateDictSink(CheckpointSink):
     """Collects the result in memory: `tensors` after a clean exit."""
 
-    def __init__(self, like: CheckpointSource, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, like: CheckpointSource, dtype: torch.dtype | None = None, *, allow_nonfinite: bool = False
+    ) -> None:
         """`like` gives names, shapes and dtypes; `dtype` overrides that of floating tensors."""
-        self._like, self._dtype = like, dtype
+        self._like, self._dtype, self._allow_nonfinite = like, dtype, allow_nonfinite
         self._rows: dict[str, int] = {}
         self._tensors: dict[str, Tensor] = {}
 
@@ -58,16 +77,13 @@ class StateDictSink(CheckpointSink):
     def write(self, name: str, tensor: Tensor, rows: slice | None = None) -> None:
         spec = self._like.spec(name)
         dtype = self._dtype if self._dtype is not None and spec.dtype.is_floating_point else spec.dtype
+        first, last = row_range(name, spec, tensor, rows)
+        data = rounded(tensor.detach(), dtype, name=name, allow_nonfinite=self._allow_nonfinite)
         if name not in self._tensors:
             self._tensors[name] = torch.empty(spec.shape, dtype=dtype)
             self._rows[name] = 0
-        target = self._tensors[name] if rows is None else self._tensors[name][rows]
-        if target.shape != tensor.shape:
-            raise CheckpointError(
-                f'"{name}" is written as {tuple(tensor.shape)}, the base has {tuple(target.shape)}'
-            )
-        target.copy_(tensor)
-        self._rows[name] += target.shape[0] if target.ndim else 1
+        (self._tensors[name][first:last] if spec.shape else self._tensors[name]).copy_(data)
+        self._rows[name] += last - first
 
     def close(self) -> None:
         short = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +30,13 @@ class TensorSpec:
 
 
 class CheckpointSource(ABC):
-    """Named tensors that are read only when asked for. What `read` returns is the caller's to keep, not to change."""
+    """Named tensors, read only when asked for. What `read` returns is the caller's to keep, not to change."""
 
     label: str = "checkpoint"  # how messages call it: a folder, or 'expert "mnist"'
+    files: tuple[Path, ...] = ()  # what is read, where it lies on disk
+    notes: tuple[
+        str, ...
+    ] = ()  # what a user should know of how it is read: files ignored, entries passed over
 
     @abstractmethod
     def names(self) -> tuple[str, ...]:
@@ -44,6 +49,10 @@ class CheckpointSource(ABC):
     @abstractmethod
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """The tensor in its stored dtype, or only those rows of its first axis."""
+
+    def shard(self, name: str) -> str | None:
+        """The file that holds the tensor, where the tensors are spread over several by an index."""
+        return None
 
 
 class StateDictSource(CheckpointSource):
@@ -78,6 +87,7 @@ class RenamedSource(CheckpointSource):
     def __init__(self, source: CheckpointSource, names: Mapping[str, str]) -> None:
         """`names`: new name -> name in `source`."""
         self.label, self._source, self._names = source.label, source, dict(names)
+        self.files, self.notes = source.files, source.notes
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._names)
@@ -87,6 +97,9 @@ class RenamedSource(CheckpointSource):
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         return self._source.read(self._inner(name), rows)
+
+    def shard(self, name: str) -> str | None:
+        return self._source.shard(self._inner(name))
 
     def _inner(self, name: str) -> str:
         if name not in self._names:

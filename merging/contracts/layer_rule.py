@@ -26,10 +26,14 @@ class LayerRule(ABC):
     `chain`: when solved weights take effect on later statistics: never, after the block, or after each feed.
     """
 
-    targets: ClassVar[bool] = False  # True: the expert walks too, and `moments` hold cross moments with its inputs
+    targets: ClassVar[bool] = (
+        False  # True: the expert walks too, and `moments` hold cross moments with its inputs
+    )
     biases: bool = False  # whether add_bias and solve_bias are called
     norms: bool = False  # whether add_norm and solve_norm are called
-    reads_out: ClassVar[bool] = False  # True: in a last block, tokens that no head reads weigh less (backbone's say)
+    reads_out: ClassVar[bool] = (
+        False  # True: in a last block, tokens that no head reads weigh less (backbone's say)
+    )
     unit_tokens: bool = False  # whether each token is scaled to length 1 before it enters the moments
 
     @property
@@ -48,7 +52,9 @@ class LayerRule(ABC):
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
         """The new weight (O D), once all tasks are folded in. `merged_OD`: the weight before, `base_OD`: the base's."""
 
-    def add_bias(self, equations: NormalEquations, weight_OD: Tensor, bias_O: Tensor, moments: Moments) -> None:
+    def add_bias(
+        self, equations: NormalEquations, weight_OD: Tensor, bias_O: Tensor, moments: Moments
+    ) -> None:
         """Fold one task's bias into the equations; called after `add`, where there is a bias."""
 
     def solve_bias(

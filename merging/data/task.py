@@ -6,7 +6,7 @@ Shape letters: B examples, C classes, F final feature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 class Examples(ABC):
     """A fixed, ordered set of model inputs, with labels where the source has them."""
 
+    asked: int | None = None  # how many examples the spec asked for; None: all
+    notes: tuple[str, ...] = ()  # what the report should warn of
+
     @abstractmethod
     def __len__(self) -> int:
         """Number of examples."""
 
     @abstractmethod
-    def batches(self) -> tuple[Batch, ...]:
-        """The inputs, batch by batch, always the same; the last batch may be smaller."""
+    def batches(self) -> Sequence[Batch]:
+        """The inputs, batch by batch, always the same, read when asked for; the last batch may be smaller."""
 
     @property
     @abstractmethod
@@ -35,11 +38,11 @@ class Examples(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of the contents and their order."""
+        """A hash of the contents (inputs and labels) and their order."""
 
     @abstractmethod
     def hashes(self) -> tuple[str, ...]:
-        """One content hash per example, to find overlap between splits."""
+        """One hash per example of its inputs, to find overlap between splits."""
 
 
 class CalibrationData(Mapping[str, Examples]):

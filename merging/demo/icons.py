@@ -13,10 +13,13 @@ from merging.demo.drawing import Glyph, draw, load_font
 from merging.demo.packages import Wheel
 from merging.demo.tasks import Pictures, Task
 
+# fmt: off
 CONCEPTS = (
-    "bell book bookmark briefcase bug calendar camera car cloud compass database download eye flag folder gift heart key "
-    "leaf lightbulb lock pencil phone rocket shield star"
-).split()
+    "bell", "book", "bookmark", "briefcase", "bug", "calendar", "camera", "car", "cloud", "compass",
+    "database", "download", "eye", "flag", "folder", "gift", "heart", "key", "leaf",
+    "lightbulb", "lock", "pencil", "phone", "rocket", "shield", "star",
+)
+# fmt: on
 
 TEST_SETS = ("codicon", "elusiveicons", "remixicon")
 """Three designers' icon sets; training sees Font Awesome, Material Design Icons and Phosphor."""
@@ -38,7 +41,7 @@ def icons(qtawesome: Wheel, report: Callable[[int, int], None]) -> Task:
         train += _drawings(glyphs[concept, False], label, TRAIN_DRAWINGS)
         test += _drawings(glyphs[concept, True], label, TEST_DRAWINGS)
     report(len(CONCEPTS), len(CONCEPTS))
-    return Task("icons", tuple(CONCEPTS), _pictures(train), _pictures(test))
+    return Task("icons", CONCEPTS, Pictures.of(train), Pictures.of(test))
 
 
 def concept_of(icon: str) -> str:
@@ -52,7 +55,7 @@ def is_held_out(font: str) -> bool:
 
 
 def _glyphs(qtawesome: Wheel) -> dict[tuple[str, bool], list[Glyph]]:
-    """Glyphs by concept, and by whether they are held out; one that has two names in a font is listed once."""
+    """Glyphs by concept, and by whether they are held out; a glyph with two names is listed once."""
     found: dict[tuple[str, bool], list[Glyph]] = {
         (concept, held_out): [] for concept in CONCEPTS for held_out in (False, True)
     }
@@ -77,7 +80,3 @@ def _charmap(font: str) -> str:
 
 def _drawings(glyphs: list[Glyph], label: int, count: int) -> list[tuple[np.ndarray, int]]:
     return [(draw(glyphs[n % len(glyphs)], n // len(glyphs)), label) for n in range(count)]
-
-
-def _pictures(drawn: list[tuple[np.ndarray, int]]) -> Pictures:
-    return Pictures(np.stack([pixels for pixels, _ in drawn]), np.array([label for _, label in drawn]))

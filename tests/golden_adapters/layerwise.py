@@ -258,7 +258,10 @@ def com_chain(case: Case, tensors: Tensors, rule: ChainOfMerges) -> Tensors:
     watched = Watched(rule.settings)
     watched.precision = "float64"
     base = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in experts[0].items()}
-    data = {f"task{number}": Given([{"x": tensors[name].T.double()}]) for number, name in enumerate(inputs["inputs"])}
+    data = {
+        f"task{number}": Given([{"x": tensors[name].T.double()}])
+        for number, name in enumerate(inputs["inputs"])
+    }
     backbone = Chain(blocks, names)
     result = merged(watched, opened(base, experts, backbone), data)
     model = load_model(backbone, StateDictSource(result), dtype=torch.float64)
@@ -285,7 +288,9 @@ def featcal(case: Case, tensors: Tensors) -> Tensors:
 def featcal_linear(case: Case, tensors: Tensors) -> Tensors:
     inputs, params = case["inputs"], case["params"]
     alpha = params["teacher_interp_alpha"]
-    rule = FeatCal(ridge=params["lambda"], interpolation=1.0, anchor=params["rho"])  # given targets are interpolated
+    rule = FeatCal(
+        ridge=params["lambda"], interpolation=1.0, anchor=params["rho"]
+    )  # given targets are interpolated
     weights = [tensors[name] for name in inputs["expert_weights"]]
     equations = NormalEquations(weights[0].shape[1], weights[0].shape[0])
     for number, weight_OD in enumerate(weights):
@@ -294,7 +299,11 @@ def featcal_linear(case: Case, tensors: Tensors) -> Tensors:
         seen.add(student_TD, None, expert_TD)
         stats = {key: tensors[name].double() for key, name in inputs["stats"][number].items()}
         given = Moments.of(
-            stats["cov_ss"], stats["cross_st"].T, stats["mean_student"], stats["mean_teacher"], tokens=seen.tokens
+            stats["cov_ss"],
+            stats["cross_st"].T,
+            stats["mean_student"],
+            stats["mean_teacher"],
+            tokens=seen.tokens,
         )
         target_DD = seen.cross_DD * alpha + seen.gram_DD * (1 - alpha)
         torch.testing.assert_close(seen.gram_DD.double(), given.gram_DD, rtol=1e-4, atol=1e-4)
@@ -400,9 +409,7 @@ def featcal_statistics(case: Case, tensors: Tensors) -> Tensors:
     sweep._tracers["expert", "task0"].batches = experts
     sweep.run()
     block = load_model(backbone, models.experts["task0"])
-    found: Tensors = {
-        f"next_expert_hidden/{number}": block(**batch) for number, batch in enumerate(experts)
-    }
+    found: Tensors = {f"next_expert_hidden/{number}": block(**batch) for number, batch in enumerate(experts)}
     prefix = f"encoder.layers.{index}."
     for module, stats in case["outputs"]["stats"].items():
         weight = expert[f"{prefix}{module}.weight"]

@@ -1,0 +1,1 @@
+"""The command line, installed as merging_cli."""

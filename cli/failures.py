@@ -1,0 +1,60 @@
+"""How errors are told: a message on stderr or, with --json, one document on stdout; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import typer
+
+from merging.errors import MergingError
+
+
+def failed(error: MergingError, *, as_json: bool) -> int:
+    """An error that we know: message, problems, remedy."""
+    if as_json:
+        _print_json(error.message, error.remedy, [problem._asdict() for problem in error.problems])
+    else:
+        _say(str(error))
+    return error.exit_code
+
+
+def usage(error: Any, *, as_json: bool) -> int:
+    """Arguments that the command line does not understand."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "merging"
+    message, remedy = error.format_message(), f"See: {command} --help"
+    if as_json:
+        _print_json(message, remedy, [])
+    else:
+        _say(f"{message}\n  {remedy}")
+    return 2
+
+
+def unexpected(error: Exception, *, as_json: bool) -> int:
+    """A fault of ours, or of a library: one line."""
+    text = " ".join(str(error).split())
+    message = (
+        f"unexpected {type(error).__name__}: {text[:300]}" if text else f"unexpected {type(error).__name__}"
+    )
+    if as_json:
+        _print_json(message, "Run with --debug for the traceback.", [])
+    else:
+        _say(f"{message}; run with --debug")
+    return 1
+
+
+def interrupted() -> int:
+    typer.echo("interrupted", err=True)
+    return 130
+
+
+def _say(text: str) -> None:
+    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {text}", err=True)
+
+
+def _print_json(message: str, remedy: str, problems: list[dict[str, str]]) -> None:
+    document = {"error": {"message": message, "problems": problems, "remedy": remedy}}
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,85 @@
+"""The command `merging`: its sub-commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import merging
+from merging.errors import MergingError
+
+from . import checkpoints, components, demo, pipeline
+from .failures import failed, interrupted, unexpected, usage
+
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click's
+
+app = typer.Typer(
+    name="merging",
+    help="Merge fine-tuned experts into one model, repair it layer by layer, measure what was regained.",
+    epilog="Example: merging demo, or: merging pipeline run spec.json --set merge.scale=0.4",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.add_typer(pipeline.app)
+app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+app.command("list", epilog=components.LIST_EXAMPLE)(components.list_methods)
+app.command("show", epilog=components.SHOW_EXAMPLE)(components.show)
+app.command("inspect", epilog=checkpoints.INSPECT_EXAMPLE)(checkpoints.inspect)
+app.command("compare", epilog=checkpoints.COMPARE_EXAMPLE)(checkpoints.compare)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"merging {merging.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; may stand before or after the sub-command.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run() -> None:
+    """The entry point: ends the process with the exit code of `main`."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Follow the arguments; 0: done, 1: the run failed, 2: the request was wrong. Errors become messages."""
+    debug, as_json = "--debug" in arguments, "--json" in arguments
+    words = [word for word in arguments if word != "--debug"]
+    try:
+        code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
+        sys.stdout.flush()
+        return interrupted() if code == 130 else code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return interrupted()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing is left that Python could fail to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except UsageError as error:
+        return usage(error, as_json=as_json)
+    except MergingError as error:
+        if debug:
+            raise
+        return failed(error, as_json=as_json)
+    except Exception as error:
+        if debug:
+            raise
+        return unexpected(error, as_json=as_json)

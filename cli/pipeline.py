@@ -1,0 +1,133 @@
+"""`merging pipeline`: run, plan, validate, schema."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .output import is_main_process, print_json, say
+from .progress import progress_to_stderr
+
+if TYPE_CHECKING:
+    from merging.pipeline import Pipeline
+
+app = typer.Typer(
+    name="pipeline",
+    help="Merge, calibrate and measure what a spec describes.",
+    epilog="Example: merging pipeline validate spec.json && merging pipeline run spec.json",
+    rich_markup_mode=None,
+)
+
+
+class Stage(str, Enum):
+    """Where a run may stop."""
+
+    merge = "merge"
+    calibrate = "calibrate"
+
+
+Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec: JSON or YAML.", show_default=False)]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help='Override one value by its path: merge.scale=0.4, experts."a.b".weight=2. May be repeated.',
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+@app.callback(invoke_without_command=True)
+def _pipeline(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(epilog="Example: merging pipeline run spec.json --out out --set merge.scale=0.4")
+def run(
+    spec: Spec,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the results; else the spec's.", show_default=False),
+    ] = None,
+    sets: Sets = None,
+    until: Annotated[Stage | None, typer.Option(help="Stop after this stage.", show_default=False)] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEV", help="auto, cpu, cuda:0, ...; else the spec's.", show_default=False),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what another spec left in the folder.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Merge, calibrate, measure; only what is missing is done. The last line is the final checkpoint."""
+    pipeline = _opened(spec, sets)
+    with progress_to_stderr(quiet=quiet) as progress:
+        report = pipeline.run(
+            out,
+            until=until.value if until is not None else None,
+            device=device,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if not is_main_process():
+        return
+    if as_json:
+        print_json(report)
+        return
+    from merging.report.table import render
+
+    typer.echo(render(report))
+    typer.echo("")
+    typer.echo(report.checkpoint)
+
+
+@app.command(epilog="Example: merging pipeline plan spec.json --set merge.type=ties")
+def plan(spec: Spec, sets: Sets = None, as_json: Json = False) -> None:
+    """What a run would do, need and write; no weights are touched."""
+    found = _opened(spec, sets).plan()
+    if as_json:
+        print_json(found)
+        return
+    from .render import render_plan
+
+    typer.echo(render_plan(found.model_dump(mode="json")))
+
+
+@app.command(epilog="Example: merging pipeline validate spec.json")
+def validate(spec: Spec, sets: Sets = None, as_json: Json = False) -> None:
+    """Every problem of the spec and of what it names, at once; no weights are touched."""
+    findings = _opened(spec, sets).validate()
+    if as_json:
+        print_json({"valid": True, "findings": findings})
+        return
+    for finding in findings:
+        say(f"note: {finding}")
+    typer.echo(f"{spec} is valid")
+
+
+@app.command(epilog="Example: merging pipeline schema > merging.schema.json")
+def schema() -> None:
+    """The spec's JSON Schema, for editors."""
+    from merging.spec import schema
+
+    typer.echo(json.dumps(schema(), indent=2))
+
+
+def _opened(path: Path, sets: list[str] | None) -> Pipeline:
+    # The spec is read first: what is wrong with it is answered before torch is imported.
+    from merging.spec import load_spec
+
+    spec = load_spec(path, sets or ())
+    from merging.pipeline import Pipeline
+
+    return Pipeline.from_spec(spec)

@@ -1,0 +1,8 @@
+"""`python -m merging`: the same as the command `merging`."""
+
+from __future__ import annotations
+
+from merging_cli.main import run  # type: ignore[import-not-found]  # cli/, under its installed name
+
+if __name__ == "__main__":
+    run()

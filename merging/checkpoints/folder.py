@@ -1,0 +1,105 @@
+"""Opening a checkpoint: the right reader for a folder or file, its config, and refusals that say why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from merging.checkpoints.quantised import refuse_quantised
+from merging.checkpoints.safetensors import SafetensorsSource
+from merging.checkpoints.side_files import SideFiles as SideFiles
+from merging.checkpoints.side_files import side_files as side_files
+from merging.checkpoints.source import CheckpointSource
+from merging.checkpoints.torch_bin import TorchBinSource
+from merging.checkpoints.weight_files import find_pickled, find_safetensors
+from merging.errors import CheckpointError
+from merging.registry import nearest
+
+_OTHER_FORMATS = {
+    ".gguf": "GGUF, whose weights are quantised",
+    ".ggml": "GGML, whose weights are quantised",
+    ".h5": "TensorFlow",
+    ".msgpack": "Flax",
+    ".onnx": "ONNX",
+    ".npz": "NumPy",
+    ".tflite": "TensorFlow Lite",
+}
+
+
+def open_checkpoint(path: Path, label: str = "") -> CheckpointSource:
+    """A folder or a file of weights, safetensors before pickled ones; headers are read, no data.
+
+    `notes` of the result say what lies there and is not read. Raises CheckpointError.
+    """
+    label = label or str(path)
+    if not path.exists():
+        raise missing(path)
+    _refuse_unfinished(path)
+    source: CheckpointSource
+    if find_safetensors(path) is not None:
+        source = SafetensorsSource(path, label)
+    elif find_pickled(path) is not None:
+        source = TorchBinSource(path, label)
+    else:
+        raise _nothing_to_read(path)
+    if not source.names():
+        raise CheckpointError(f"{path} holds no tensors")
+    source.notes += refuse_quantised(source, config(path))
+    return source
+
+
+def config(path: Path) -> dict[str, Any] | None:
+    """config.json of the folder (or beside the file), None if there is none."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.exists():
+        return None
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} holds a {type(found).__name__}, expected an object")
+    return found
+
+
+def missing(path: Path) -> CheckpointError:
+    """The error for a path that does not exist, with the nearest name that does."""
+    deepest = next((parent for parent in path.parents if parent.is_dir()), None)
+    remedy = ""
+    if deepest is not None:
+        wanted = path.relative_to(deepest).parts[0]
+        guess = nearest(wanted, [sibling.name for sibling in deepest.iterdir() if sibling.name[:1] != "."])
+        remedy = f'Did you mean "{deepest / guess}"?' if guess else f"{deepest} has nothing of that name."
+    return CheckpointError(f"{path} does not exist", remedy=remedy)
+
+
+def _refuse_unfinished(path: Path) -> None:
+    for part in path.resolve().parts:
+        if part.startswith(".") and ".partial-" in part:
+            raise CheckpointError(
+                f"{path} is what a run that did not end has left, not a finished checkpoint"
+            )
+
+
+def _nothing_to_read(path: Path) -> CheckpointError:
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    for file in files:
+        if file.suffix.lower() in _OTHER_FORMATS:
+            return CheckpointError(
+                f"{file} is in a format that cannot be merged: {_OTHER_FORMATS[file.suffix.lower()]}",
+                remedy="Use the checkpoint as safetensors, in float32, float16 or bfloat16.",
+            )
+    if path.is_file():
+        return CheckpointError(
+            f"{path} is not a weight file that can be read",
+            remedy="Give a folder, or a .safetensors, .bin or .pt file.",
+        )
+    if (path / "adapter_config.json").exists():
+        return CheckpointError(
+            f"{path} is an adapter, not a full checkpoint",
+            remedy='Name it under "adapter" instead of "model".',
+        )
+    return CheckpointError(
+        f"{path} holds no weights: neither model.safetensors nor pytorch_model.bin, nor an index of either"
+    )

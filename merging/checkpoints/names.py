@@ -1,0 +1,146 @@
+"""Names in files <-> names in modules, by transformers' own rules for loading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class NameMap:
+    """How the tensors of a checkpoint meet those of a module.
+
+    `converted` names take part in more than a renaming (experts that are stacked, projections that are split); they
+    map to the first module name that they contribute to. `unused` are names that the module does not have,
+    `missing` module names (parameters and stored buffers) that nothing fills, ties taken into account. `ties`: module
+    name -> the one whose tensor it shares.
+    """
+
+    renamed: Mapping[str, str]
+    converted: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stripped(self) -> str:
+        """The prefix that all names in the file have in common and that those in the module lack; often empty."""
+        stored, inside = _common_prefix(self.renamed), _common_prefix(self.renamed.values())
+        return stored if len(stored) > len(inside) else ""
+
+
+def module_names(model: nn.Module, names: Iterable[str]) -> NameMap:
+    """Which tensor of `model` each stored name fills. A plain module's names are those of its state dict."""
+    state = model.state_dict()
+    renamed: dict[str, str] = {}
+    converted: dict[str, str] = {}
+    unused = []
+    ties = tied_names(model)
+    filled: dict[str, str] = {}
+    rename = _Renaming(model, state)
+    for name in names:
+        inside, needs_conversion = rename(name)
+        if inside not in state:
+            unused.append(name)
+        elif needs_conversion:
+            converted[name] = inside
+        elif inside in filled:  # stored twice, with and without a prefix: the plain name counts
+            plain, other = (name, filled[inside]) if name == inside else (filled[inside], name)
+            renamed.pop(other, None)
+            renamed[plain] = inside
+            filled[inside] = plain
+            unused.append(other)
+        else:
+            renamed[name] = inside
+            filled[inside] = name
+    present = {*filled, *converted.values()}
+    present |= {name for name in state if tie_group(name, ties) & present}
+    reached = present | _conversion_targets(rename, state, converted)
+    missing = tuple(name for name in state if name not in reached)
+    return NameMap(renamed, converted, tuple(unused), missing, ties)
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Module name -> the name whose tensor it shares, for models whose config ties them."""
+    found = getattr(model, "all_tied_weights_keys", None)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def tie_group(name: str, ties: Mapping[str, str]) -> set[str]:
+    """All names that share the tensor of `name`, itself among them."""
+    origin = ties.get(name, name)
+    return {origin, *(target for target, source in ties.items() if source == origin)}
+
+
+class _Renaming:
+    """What transformers does to one name when it loads a checkpoint; the identity for other modules."""
+
+    # These functions are not part of transformers' public interface, but they alone know the renamings of each
+    # architecture; from_pretrained calls them in just this way.
+
+    def __init__(self, model: nn.Module, state: Mapping[str, object]) -> None:
+        from transformers import PreTrainedModel
+
+        self._state = state
+        self._is_pretrained = isinstance(model, PreTrainedModel)
+        if not self._is_pretrained:
+            return
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        transforms = get_model_conversion_mapping(model)
+        self._prefix = getattr(model, "base_model_prefix", "")
+        self._renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+
+    def __call__(self, name: str) -> tuple[str, bool]:
+        """The name in the module, and whether the tensor has to be converted on the way."""
+        if not self._is_pretrained:
+            return name, False
+        from transformers.core_model_loading import rename_source_key
+
+        inside, pattern = rename_source_key(
+            name, self._renamings, self._converters, self._prefix, self._state
+        )
+        if inside not in self._state and name in self._state:
+            inside, pattern = rename_source_key(name, [], [], self._prefix, self._state)
+        return inside, pattern is not None
+
+    def siblings(self, name: str) -> list[str]:
+        """Patterns of all module names that the converter of a stored name fills, if it fills several."""
+        from transformers.core_model_loading import apply_renamings
+
+        plain = apply_renamings(name, self._renamings)
+        for converter in self._converters:
+            if converter.rename_source_key(plain)[1] is not None:
+                return list(converter.target_patterns)
+        return []
+
+
+def _conversion_targets(
+    rename: _Renaming, state: Mapping[str, object], converted: Mapping[str, str]
+) -> set[str]:
+    """Module names that one converted tensor fills beside the first: q, k and v of a fused projection."""
+    reached = set(converted.values())
+    for name, inside in converted.items():
+        patterns = rename.siblings(name)
+        if len(patterns) > 1 and patterns[0] in inside:
+            reached |= {inside.replace(patterns[0], pattern, 1) for pattern in patterns[1:]} & state.keys()
+    return reached
+
+
+def _common_prefix(names: Iterable[str]) -> str:
+    """The leading parts that all names share, with the final dot; never a whole name."""
+    common: list[str] | None = None
+    for name in names:
+        parts = name.split(".")[:-1]
+        if common is None:
+            common = parts
+            continue
+        length = 0
+        while length < min(len(common), len(parts)) and common[length] == parts[length]:
+            length += 1
+        common = common[:length]
+    return "".join(f"{part}." for part in common or ())

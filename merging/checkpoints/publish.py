@@ -1,0 +1,250 @@
+"""Putting a finished folder in its place by one rename, and tidying up after runs that died on the way.
+
+While a folder is being made it lies in a hidden one beside its target, `.NAME.partial-XXXX`, with
+
+    lock          held as long as the maker lives
+    content/      the new folder
+    old/          the folder that was replaced, from the first rename until its leftovers are deleted
+
+`content` is whole before `old` appears, so a crash in between is finished by the next run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from merging.checkpoints.weight_files import is_weights
+from merging.errors import OutputError
+
+MANIFEST = "manifest.json"
+
+
+class Partial:
+    """A folder in the making. `content` is where its files go; `publish` or `discard` ends it."""
+
+    def __init__(self, target: Path) -> None:
+        """Raises OutputError if nothing may be put at `target`."""
+        self.target = target.parent.resolve() / target.name
+        if self.target.is_symlink():
+            self.target = self.target.resolve()
+        check_target(self.target)
+        self.folder = self.target.parent / f".{self.target.name}.partial-{secrets.token_hex(4)}"
+        self.content = self.folder / "content"
+        try:
+            self.folder.mkdir()
+            self._lock: int | None = _locked(self.folder)
+            self.content.mkdir()
+        except OSError as error:
+            raise OutputError(f"nothing can be written beside {self.target}: {error.strerror}") from error
+
+    def publish(self) -> list[str]:
+        """Move `content` to the target, with the user's files of the folder it replaces; notes on these."""
+        for folder in _folders(self.content):
+            sync(folder)
+        old = self.folder / "old"
+        notes = []
+        if self.target.exists():
+            os.rename(self.target, old)
+            sync(self.target.parent)
+            notes = _carry_over(old, self.content)
+        os.rename(self.content, self.target)
+        sync(self.target.parent)
+        self.discard()
+        return notes
+
+    def discard(self) -> None:
+        """Delete what is left of the hidden folder."""
+        if self._lock is not None:
+            _delete(self.folder)
+            os.close(self._lock)
+            self._lock = None
+
+
+def check_target(target: Path) -> None:
+    """Raises OutputError unless a folder can be published there without touching what is not ours."""
+    if not target.parent.is_dir():
+        raise OutputError(
+            f"{target.parent} is not a folder", remedy="Make it first, or choose another output path."
+        )
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{target.parent} is read-only", remedy="Choose another output path.")
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise OutputError(f"{target} is a file, expected a folder", remedy="Choose another output path.")
+    if not os.access(target, os.W_OK | os.X_OK):
+        raise OutputError(f"{target} is read-only", remedy="Choose another output path.")
+    if listed_files(target) is None:
+        foreign = [
+            path.name for path in sorted(target.iterdir()) if path.name == "config.json" or is_weights(path)
+        ]
+        if foreign:
+            raise OutputError(
+                f"{target} holds a model that was not written by this program: {', '.join(foreign[:3])}",
+                remedy="Move it away, or choose another output path.",
+            )
+
+
+def listed_files(folder: Path) -> dict[str, int] | None:
+    """File -> bytes, of all files of ours in that folder by its manifest; None if it has none of ours."""
+    manifest = read_manifest(folder)
+    files = manifest.get("files") if manifest is not None else None
+    if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
+        return None
+    return files
+
+
+def read_manifest(folder: Path) -> Mapping[str, Any] | None:
+    """The folder's manifest, None if there is none that can be read."""
+    try:
+        found = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def remove_listed(folder: Path) -> None:
+    """Delete what the folder's manifest lists, and the manifest; the user's files stay."""
+    listed = listed_files(folder)
+    if listed is None:
+        return
+    for name in [
+        *listed,
+        MANIFEST,
+    ]:  # the manifest last: as long as it is there, the folder is known to be ours
+        (folder / name).unlink(missing_ok=True)
+    for inner in sorted(_folders(folder), key=lambda path: -len(path.parts)):
+        _remove_if_empty(inner)
+
+
+def recover(target: Path) -> list[str]:
+    """Finish or clean what dead runs have left beside `target`; notes on what was done. User files are kept."""
+    target = target.parent.resolve() / target.name
+    notes: list[str] = []
+    prefix = f".{target.name}.partial-"
+    for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix)):
+        if not folder.is_dir() or folder.is_symlink():
+            continue
+        try:
+            lock = _locked(folder)
+        except BlockingIOError:
+            continue  # its maker lives
+        try:
+            notes += _recover(folder, target)
+        finally:
+            os.close(lock)
+    return notes
+
+
+def partial_targets(folder: Path) -> list[Path]:
+    """What hidden folders in `folder` were about to become."""
+    names = {path.name[1:].rpartition(".partial-")[0] for path in folder.glob(".?*.partial-*")}
+    return [folder / name for name in sorted(names)]
+
+
+def _recover(folder: Path, target: Path) -> list[str]:
+    content, old = folder / "content", folder / "old"
+    notes: list[str] = []
+    if old.exists() and not target.exists():
+        if content.exists():
+            notes = _carry_over(old, content)
+            os.rename(content, target)
+            notes.append(f"{target}: finished the replacement that an earlier run had begun")
+        else:
+            os.rename(old, target)
+            notes.append(f"{target}: put back what an earlier run had moved away")
+        sync(target.parent)
+    elif old.exists() and content.exists():
+        raise OutputError(
+            f"{target} appeared while {folder} was about to take its place",
+            remedy="Move one of the two away, then run again.",
+        )
+    else:
+        notes.append(f"{folder}: removed, left by a run that did not end")
+    _delete(folder)
+    return notes
+
+
+def _carry_over(old: Path, new: Path) -> list[str]:
+    """Move the user's files from `old` to `new`. Can be repeated after a crash."""
+    listed = listed_files(old)
+    ours = {*listed, MANIFEST} if listed is not None else set()
+    notes = []
+    for path in list(_files(old)):
+        name = path.relative_to(old).as_posix()
+        if name in ours:
+            continue
+        destination = new / name
+        number = 0
+        while os.path.lexists(destination) or any(parent.is_file() for parent in _between(destination, new)):
+            number += 1
+            destination = (
+                new / f"{name.replace('/', '_') if number > 1 else name}.yours{number if number > 1 else ''}"
+            )
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path, destination)
+        if number:
+            notes.append(f"{name}: your file is now {destination.name}, its name was needed")
+    for folder in _folders(old):
+        name = folder.relative_to(old).as_posix()
+        if name != "." and not any(file.startswith(f"{name}/") for file in ours):
+            (new / name).mkdir(parents=True, exist_ok=True)
+    for folder in _folders(new):
+        sync(folder)
+    return notes
+
+
+def _between(path: Path, top: Path) -> list[Path]:
+    return [parent for parent in path.parents if parent != top and parent.is_relative_to(top)]
+
+
+def _locked(folder: Path) -> int:
+    """An open lock of the folder. Raises BlockingIOError if another process holds it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _delete(folder: Path) -> None:
+    """Delete a hidden folder, its lock last: what has no lock has no content either."""
+    for name in ("content", "old"):
+        if (folder / name).exists():
+            shutil.rmtree(folder / name)
+    (folder / "lock").unlink(missing_ok=True)
+    _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Everything below the folder that is not itself a folder; links are not followed."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in files)
+        yield from (Path(parent, name) for name in folders if Path(parent, name).is_symlink())
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [Path(parent) for parent, _, _ in os.walk(folder)]
+
+
+def sync(path: Path) -> None:
+    """Wait until the file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,100 @@
+"""SafetensorsSource: a checkpoint in safetensors files, read tensor by tensor or in rows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merging.checkpoints.header import Header, Place, read_header
+from merging.checkpoints.source import CheckpointSource, TensorSpec
+from merging.checkpoints.weight_files import find_safetensors
+from merging.errors import CheckpointError, Problem
+
+
+class SafetensorsSource(CheckpointSource):
+    """A folder, or one file. Headers are checked against the files at once; data is read when asked for.
+
+    `ignored` are other weights in the folder, `metadata` is the files' own. Several threads may read; no file is
+    held open.
+    """
+
+    # Data is read into memory, not mapped: mapped pages count as the process's memory until it ends, and a file
+    # that is cut short while mapped kills the process instead of raising an error.
+
+    def __init__(self, path: Path, label: str = "") -> None:
+        self.label = label or str(path)
+        found = find_safetensors(path)
+        if found is None:
+            raise CheckpointError(f"{path} holds no safetensors file")
+        self.files, self.ignored = found.files, found.ignored
+        self.notes = (found.warning,) if found.warning else ()
+        self.metadata: dict[str, str] = {}
+        self._sharded = found.placement is not None
+        self._headers: dict[Path, Header] = {}
+        for file in found.files:
+            self._headers[file] = read_header(file)
+            self.metadata |= self._headers[file].metadata
+        self._places: dict[str, tuple[Path, Place]] = {}
+        for file, header in self._headers.items():
+            for name, place in header.tensors.items():
+                if found.placement is None or found.placement.get(name) == file.name:
+                    self._places[name] = (file, place)
+                else:
+                    self.notes += (f'{file.name} also holds "{name}", which the index does not place there',)
+        if found.placement is not None and len(self._places) < len(found.placement):
+            lost = [name for name in found.placement if name not in self._places]
+            raise CheckpointError(
+                f"{found.index} names {len(lost)} tensors that its files do not hold",
+                problems=[Problem(found.placement[name], f'has no "{name}"') for name in lost[:10]],
+            )
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._places)
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._place(name)[1].spec
+
+    def shard(self, name: str) -> str | None:
+        return self._place(name)[0].name if self._sharded else None
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        file, place = self._place(name)
+        shape, start, stop = place.spec.shape, place.start, place.stop
+        if rows is not None:
+            if not shape:
+                raise CheckpointError(f'"{name}" is a single number and has no rows')
+            first, last, step = rows.indices(shape[0])
+            if step != 1:
+                raise ValueError("rows are read one after another")
+            last = max(first, last)
+            row_bytes = place.spec.bytes // shape[0] if shape[0] else 0
+            start, stop, shape = (
+                start + first * row_bytes,
+                start + last * row_bytes,
+                (last - first, *shape[1:]),
+            )
+        data = torch.empty(stop - start, dtype=torch.uint8)
+        self._fill(file, data.numpy().data, start)
+        return data.view(place.spec.dtype).view(shape)
+
+    def _fill(self, file: Path, buffer: memoryview, offset: int) -> None:
+        header = self._headers[file]
+        with file.open("rb", buffering=0) as stream:  # a handle per read: threads do not share a position
+            status = os.fstat(stream.fileno())
+            if (status.st_size, status.st_mtime_ns) != (header.size, header.mtime_ns):
+                raise CheckpointError(f"{file} was changed while it was being used")
+            stream.seek(offset)
+            done = 0
+            while done < len(buffer):
+                count = stream.readinto(buffer[done : done + (1 << 30)])
+                if not count:
+                    raise CheckpointError(f"{file} ended while it was being read")
+                done += count
+
+    def _place(self, name: str) -> tuple[Path, Place]:
+        if name not in self._places:
+            raise CheckpointError(f'{self.label} has no tensor "{name}"')
+        return self._places[name]

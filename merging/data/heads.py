@@ -1,0 +1,91 @@
+"""Linear heads: read from a file, taken from an expert's checkpoint, written beside a run's results.
+
+Shape letters: C classes, F final feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from merging.data.task import LinearHead, Task
+from merging.data.tensor_file import open_tensor_file
+from merging.errors import DataError, Problem
+
+CLASSIFIERS = ("classifier", "score", "head", "fc")
+"""Modules that hold a linear classifier in transformers, timm and open_clip, by their last name."""
+
+
+def load_head(path: Path, *, task: str) -> LinearHead:
+    """A safetensors file with `weight` [classes, features] and optional `bias` [classes]."""
+    where = f'task "{task}": head'
+    with open_tensor_file(Path(path), where) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    unknown = sorted(tensors.keys() - {"weight", "bias"})
+    if "weight" not in tensors or unknown:
+        found = ", ".join(sorted(tensors)) or "no tensors"
+        raise DataError(f'{where}: {path} has {found}, expected "weight" and optionally "bias"')
+    return _checked(tensors["weight"], tensors.get("bias"), f"{where}: {path}")
+
+
+def expert_head(tensors: Mapping[str, Tensor], *, task: str) -> LinearHead:
+    """The classifier among the tensors which the expert's checkpoint keeps for its task."""
+    where = f'task "{task}": head of the expert'
+    found = [
+        name.removesuffix(".weight")
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and name.split(".")[-2] in CLASSIFIERS and tensor.ndim == 2
+    ]
+    if len(found) != 1:
+        listed = ", ".join(found or sorted(tensors)) or "no tensors"
+        raise DataError(
+            f"{where}: {len(found)} linear classifiers in {listed}, expected one",
+            remedy='Store it as safetensors and give it: "head": {"type": "linear", "path": "..."}.',
+        )
+    return _checked(tensors[f"{found[0]}.weight"], tensors.get(f"{found[0]}.bias"), f"{where}: {found[0]}")
+
+
+def save_head(head: LinearHead, path: Path) -> None:
+    """Write what `load_head` reads."""
+    from safetensors.torch import save_file
+
+    tensors = {"weight": head.weight_CF.contiguous()}
+    if head.bias_C is not None:
+        tensors["bias"] = head.bias_C.contiguous()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path)
+
+
+def label_problems(task: Task) -> list[Problem]:
+    """Test labels which the task's head has no class for; empty if there are none, or nothing to compare."""
+    if task.test is None or task.test.labels is None or task.head is None:
+        return []
+    labels, classes = task.test.labels, task.head.weight_CF.shape[0]
+    outside = int(((labels < 0) | (labels >= classes)).sum())
+    if not outside:
+        return []
+    found = f"labels from {int(labels.min())} to {int(labels.max())}, the head has {classes} classes"
+    return [
+        Problem(
+            f'task "{task.name}"',
+            f"{outside} of {len(labels)} test examples have no class in the head: {found}",
+            "Use the head that was trained on these classes, in this order.",
+        )
+    ]
+
+
+def _checked(weight: Tensor, bias: Tensor | None, where: str) -> LinearHead:
+    if weight.ndim != 2 or not weight.is_floating_point() or not weight.numel():
+        raise DataError(
+            f'{where}: "weight" is {tuple(weight.shape)} of {weight.dtype}, '
+            "expected [classes, features] of floats"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise DataError(f'{where}: "bias" is {tuple(bias.shape)}, "weight" has {weight.shape[0]} classes')
+    bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in (weight, bias) if tensor is not None)
+    if bad:
+        raise DataError(f"{where}: {bad} values are NaN or infinite")
+    return LinearHead(weight, bias)

@@ -1,0 +1,176 @@
+"""ImageExamples: a folder per class, seen through the base's own image processor.
+
+Shape letters: B examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from merging.contracts.backbone import Batch
+from merging.data.batching import LazyBatches
+from merging.data.draw import shuffled
+from merging.data.hashing import example_hashes, fingerprint
+from merging.data.task import Examples
+from merging.errors import DataError, Problem
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+CACHE_BYTES = 512 * 2**20
+"""Processed pixels of one split are kept in memory up to this size; beyond it each batch is decoded anew."""
+
+
+class ImageExamples(Examples):
+    """Images in a fixed order: round by round one of each class, classes and images in a seeded order.
+
+    So the first n are balanced as far as the folders allow, and a smaller n is the beginning of a larger.
+    A label is the position of the class's folder among the sorted folder names.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        where: str,
+        task: str,
+        processor: Any,
+        seed: int,
+        asked: int | None = None,
+        batch_size: int = 16,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """`where` starts every message; `processor`: see `image_processor`. Opening decodes all images."""
+        self._cache_bytes = cache_bytes
+        self.asked, self._where, self._processor, self._batch_size = asked, where, processor, batch_size
+        self.classes, files_of_class, self.notes = _listed(Path(path), where)
+        drawn = drawn_order([len(files) for files in files_of_class], seed, task)[:asked]
+        self.files = tuple(files_of_class[label][index] for label, index in drawn)
+        self._labels = torch.tensor([label for label, _ in drawn])
+        self._pixels: list[Tensor] | None = []
+        self._hashes = self._scan()
+        self._fingerprint = fingerprint(self._hashes, self._labels)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batches(self) -> Sequence[Batch]:
+        return LazyBatches(len(self), self._batch_size, self._read)
+
+    @property
+    def labels(self) -> Tensor:
+        return self._labels
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def hashes(self) -> tuple[str, ...]:
+        return self._hashes
+
+    def _read(self, start: int, stop: int) -> Batch:
+        if self._pixels is not None:
+            return {"pixel_values": torch.stack(self._pixels[start:stop])}
+        return {"pixel_values": torch.stack([self._process(file) for file in self.files[start:stop]])}
+
+    def _process(self, file: Path) -> Tensor:
+        # One at a time, so that an image's pixels do not depend on its neighbours in the batch.
+        pixels: Tensor = self._processor(images=decoded(file), return_tensors="pt")["pixel_values"][0]
+        return pixels.float()
+
+    def _scan(self) -> tuple[str, ...]:
+        """One hash per image; keeps the pixels if small. Raises DataError naming each damaged file."""
+        hashes: list[str] = []
+        problems: list[Problem] = []
+        shape: torch.Size | None = None
+        for file in self.files:
+            try:
+                pixels = self._process(file)
+            except DataError as error:
+                problems.append(Problem(str(file), error.message))
+                continue
+            shape = shape or pixels.shape
+            if pixels.shape != shape:
+                problems.append(
+                    Problem(str(file), f"processed to {tuple(pixels.shape)}, the first to {tuple(shape)}")
+                )
+            hashes.extend(example_hashes({"pixel_values": pixels[None]}))
+            if self._pixels is not None:
+                self._pixels.append(pixels)
+                if pixels.nbytes * len(self) > self._cache_bytes:
+                    self._pixels = None
+        if problems:
+            raise DataError(
+                f"{self._where}: {len(problems)} of {len(self)} images cannot be used",
+                problems=problems[:10],
+                remedy="Mend or remove these files.",
+            )
+        return tuple(hashes)
+
+
+def image_processor(folder: Path, where: str) -> Any:
+    """The processor that lies beside the base's weights. Raises DataError if there is none."""
+    from transformers import AutoImageProcessor
+
+    if (
+        not (Path(folder) / "preprocessor_config.json").is_file()
+        and not (Path(folder) / "processor_config.json").is_file()
+    ):
+        raise DataError(
+            f"{where}: the base {folder} has no image processor (preprocessor_config.json)",
+            remedy='Copy it from the model the base was made from, or give inputs as {"type": "tensors"}.',
+        )
+    try:
+        return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise DataError(f"{where}: the base's image processor in {folder} cannot be used: {error}") from error
+
+
+def decoded(file: Path) -> Image.Image:
+    """The image in RGB. Raises DataError for a file that is no whole image."""
+    try:
+        with Image.open(file) as image:
+            # Through RGBA where there is transparency: PIL warns of palettes with it, and drops it anyway.
+            return (
+                image.convert("RGBA").convert("RGB") if "transparency" in image.info else image.convert("RGB")
+            )
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"not a whole image ({error})") from error
+
+
+def drawn_order(sizes: Sequence[int], seed: int, task: str) -> list[tuple[int, int]]:
+    """(class, image of that class) for all images: round by round one of each class that has any left."""
+    images = [shuffled(size, seed, task, f"class {label}") for label, size in enumerate(sizes)]
+    rounds = range(max(sizes, default=0))
+    return [
+        (label, images[label][turn])
+        for turn in rounds
+        for label in shuffled(len(sizes), seed, task, f"round {turn}")
+        if turn < sizes[label]
+    ]
+
+
+def _listed(path: Path, where: str) -> tuple[tuple[str, ...], list[list[Path]], tuple[str, ...]]:
+    """Class names, the images of each, and notes. Hidden files and folders do not count."""
+    if not path.is_dir():
+        kind = "is a file, expected a folder with one folder per class" if path.exists() else "does not exist"
+        raise DataError(f"{where}: {path} {kind}")
+    folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    files = [sorted(file for file in folder.iterdir() if _is_image(file)) for folder in folders]
+    if not any(files):
+        found = f"{len(folders)} folders without images" if folders else "no folders"
+        raise DataError(
+            f"{where}: {path} has {found}, expected one folder per class",
+            remedy=f"Images end in {', '.join(sorted(SUFFIXES))} and lie directly in their class's folder.",
+        )
+    empty = [folder.name for folder, inside in zip(folders, files, strict=True) if not inside]
+    notes = (f"{where}: no images in class folders {', '.join(empty)}",) if empty else ()
+    return tuple(folder.name for folder in folders), files, notes
+
+
+def _is_image(file: Path) -> bool:
+    return file.is_file() and not file.name.startswith(".") and file.suffix.lower() in SUFFIXES

@@ -1,0 +1,71 @@
+"""What the spec may say of a task's examples and of its head; which types exist is said here only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from merging.settings import Settings
+
+
+class TensorsData(Settings):
+    """A safetensors file of stacked model inputs, used as given and in order."""
+
+    type: Literal["tensors"] = "tensors"
+    path: Path = Field(
+        description="A safetensors file: first axis = example, names are the forward's keyword arguments "
+        "(`pixel_values`, `input_ids`, ...), plus `labels` for tests."
+    )
+    examples: int | None = Field(default=None, ge=1, description="How many of them to use; all if not given.")
+    batch_size: int = Field(default=32, ge=1, description="Examples per forward pass.")
+
+
+class ImagesData(Settings):
+    """A folder with one folder of images per class, prepared by the base's own image processor."""
+
+    type: Literal["images"] = "images"
+    path: Path = Field(description="A folder with one folder of images per class.")
+    examples: int | None = Field(default=None, ge=1, description="How many to draw; all if not given.")
+    batch_size: int = Field(default=32, ge=1, description="Examples per forward pass.")
+
+
+class LinearHeadSpec(Settings):
+    """A linear classifier on the model's features."""
+
+    type: Literal["linear"] = "linear"
+    path: Path = Field(
+        description="A safetensors file with `weight` [classes, features] and, if any, `bias` [classes]."
+    )
+
+
+class ExpertHeadSpec(Settings):
+    """The expert checkpoint's own classifier."""
+
+    type: Literal["expert"] = "expert"
+
+
+DataSpec: TypeAlias = Annotated[TensorsData | ImagesData, Field(discriminator="type")]
+HeadSpec: TypeAlias = Annotated[LinearHeadSpec | ExpertHeadSpec, Field(discriminator="type")]
+
+DATA_TYPES: dict[str, type[TensorsData] | type[ImagesData]] = {"tensors": TensorsData, "images": ImagesData}
+HEAD_TYPES: dict[str, type[LinearHeadSpec] | type[ExpertHeadSpec]] = {
+    "linear": LinearHeadSpec,
+    "expert": ExpertHeadSpec,
+}
+
+
+class TaskSpec(Settings):
+    """What is known about one task, named like its expert."""
+
+    calibration: DataSpec | None = Field(
+        default=None, description="Unlabelled examples for methods that need data."
+    )
+    test: DataSpec | None = Field(default=None, description="Labelled examples to measure on.")
+    head: HeadSpec | None = Field(
+        default=None, description="What turns features into scores; the expert's own classifier if not given."
+    )
+    metric: Literal["accuracy"] = Field(
+        default="accuracy", description="What is measured on the test examples."
+    )

@@ -1,0 +1,62 @@
+"""Running a whole model on a batch, without gradients.
+
+Shape letters: B examples, F final feature.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from merging.contracts.backbone import Backbone, Batch
+from merging.data.task import Examples
+from merging.errors import Problem
+from merging.registry import did_you_mean
+
+
+@torch.no_grad()
+def output(model: nn.Module, backbone: Backbone, batch: Batch) -> Any:
+    """What the model answers, in eval mode."""
+    model.eval()
+    return model(**backbone.forward_kwargs(placed(batch, model)))
+
+
+@torch.no_grad()
+def features(model: nn.Module, backbone: Backbone, batch: Batch) -> Tensor:
+    """What heads read (B F), in float32."""
+    return backbone.features(output(model, backbone, batch), batch).float()
+
+
+def all_features(model: nn.Module, backbone: Backbone, examples: Examples) -> Iterator[Tensor]:
+    """What heads read (B F), batch by batch, on the CPU."""
+    for batch in examples.batches():
+        yield features(model, backbone, batch).cpu()
+
+
+def placed(batch: Batch, model: nn.Module) -> dict[str, Tensor]:
+    """The batch on the model's device; floating inputs in the dtype of its parameters."""
+    parameter = next((one for one in model.parameters() if one.is_floating_point()), None)
+    if parameter is None:
+        return dict(batch)
+    return {
+        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
+        for name, value in batch.items()
+    }
+
+
+def input_problems(examples: Examples, model: nn.Module, where: str) -> list[Problem]:
+    """Inputs whose names the model's forward does not take. A skeleton will do for the model."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        named = [name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        # transformers' forwards end in **kwargs, which swallow a misspelt input.
+        parameters = {name: parameters[name] for name in named}  # type: ignore[assignment]
+    unknown = [name for name in examples.batches()[0] if name not in parameters]
+    return [
+        Problem(where, f'the model takes no input "{name}"', did_you_mean(name, parameters))
+        for name in unknown
+    ]

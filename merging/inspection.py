@@ -1,0 +1,208 @@
+"""inspect_checkpoint: what is in a checkpoint, without reading more of it than that takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from merging.contracts.method import Progress, silent
+from merging.errors import MergingError, SpecError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from merging.checkpoints.source import CheckpointSource, TensorSpec
+
+OUTSIDE = "outside the blocks"
+_NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.)")
+
+
+class Result(BaseModel):
+    """Frozen; JSON out by `model_dump_json`."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class TensorRow(Result):
+    """One stored tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+class Total(Result):
+    """All tensors of one dtype."""
+
+    tensors: int
+    elements: int
+    bytes: int
+
+
+class Inspection(Result):
+    """What is in a checkpoint. `ties`: groups of names that share one tensor, or hold the same values.
+
+    `stacks`: stack -> number of blocks. `notes`: what lies there and is not read, or could not be found out.
+    """
+
+    model: str
+    architecture: str | None
+    backbone: str | None
+    tensors: tuple[TensorRow, ...]
+    totals: dict[str, Total]
+    stacks: dict[str, int]
+    ties: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def inspect_checkpoint(model: str, *, progress: Progress = silent) -> Inspection:
+    """What a folder, file or hub id holds. Values are read only where two tensors may be one."""
+    opened = open_model(model)
+    specs = {name: opened.source.spec(name) for name in opened.source.names()}
+    return Inspection(
+        model=str(opened.path),
+        architecture=opened.architecture,
+        backbone=opened.backbone,
+        tensors=tuple(
+            TensorRow(name=name, shape=spec.shape, dtype=dtype_of(spec), bytes=spec.bytes)
+            for name, spec in specs.items()
+        ),
+        totals=_totals(specs.values()),
+        stacks=opened.stacks or stacks_in(specs),
+        ties=(*_declared_ties(opened.module), *equal_tensors(opened.source, progress)),
+        notes=opened.notes,
+    )
+
+
+class OpenModel(NamedTuple):
+    """A checkpoint with what its config says. `module` has no data; None where no backbone knows it."""
+
+    path: Path
+    source: CheckpointSource
+    architecture: str | None
+    backbone: str | None
+    module: nn.Module | None
+    stacks: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def open_model(model: str) -> OpenModel:
+    """Headers only. What no backbone can walk is opened all the same, and `notes` say why it cannot."""
+    from merging.checkpoints.folder import config, open_checkpoint
+
+    path = locate(model)
+    source = open_checkpoint(path)
+    settings = config(path) or {}
+    architecture = next(iter(settings.get("architectures") or ()), settings.get("model_type"))
+    try:
+        backbone = select(path, {}) if settings else None
+        module = backbone.skeleton() if backbone is not None else None
+        stacks = backbone.stacks(module) if backbone is not None and module is not None else ()
+    except MergingError as error:
+        return OpenModel(path, source, architecture, None, None, {}, (*source.notes, error.message))
+    lengths = {stack: len(list(module.get_submodule(stack).children())) for stack in stacks if module}
+    name = backbone.name if backbone is not None else None
+    return OpenModel(path, source, architecture, name, module, lengths, source.notes)
+
+
+def locate(model: str) -> Path:
+    """The folder or file; a hub id is fetched. Raises SpecError for a local path that is missing."""
+    from merging.spec.findings import Findings
+    from merging.spec.paths import Paths
+
+    findings = Findings()
+    found = Path(Paths(Path.cwd(), findings).model(model, ""))
+    if findings:
+        (problem,) = findings.problems()
+        raise SpecError(problem.what, remedy=problem.remedy)
+    if found.is_absolute():
+        return found
+    from merging.checkpoints.hub import fetch
+
+    return fetch(model)
+
+
+def stacks_in(names: Iterable[str]) -> dict[str, int]:
+    """Stack -> number of blocks, from names alone, for checkpoints whose architecture nobody knows."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        stack, _, number = block_of(name).rpartition(".")
+        if number.isdecimal():
+            found.setdefault(stack, set()).add(number)
+    return {stack: len(numbers) for stack, numbers in found.items()}
+
+
+def block_of(name: str) -> str:
+    """`encoder.layers.3` for `encoder.layers.3.mlp.fc1.weight`; the outermost number counts."""
+    match = _NUMBERED.match(name)
+    return match[0] if match else OUTSIDE
+
+
+def equal_tensors(source: CheckpointSource, progress: Progress = silent) -> tuple[tuple[str, ...], ...]:
+    """Groups of stored matrices with the same values; vectors and constants are not taken for ties."""
+    alike: dict[object, list[str]] = {}
+    for name in source.names():
+        spec = source.spec(name)
+        if len(spec.shape) >= 2 and spec.elements:
+            key = (spec.shape, spec.dtype, _values(source, name, slice(0, 1)))
+            alike.setdefault(key, []).append(name)
+    candidates = [names for names in alike.values() if len(names) > 1]
+    total, done = sum(map(len, candidates)), 0
+    groups: list[tuple[str, ...]] = []
+    for names in candidates:
+        equal: dict[str, list[str]] = {}
+        for name in names:
+            equal.setdefault(_values(source, name), []).append(name)
+            done += 1
+            progress("ties", done, total)
+        groups += [tuple(same) for same in equal.values() if len(same) > 1 and not _constant(source, same[0])]
+    return tuple(groups)
+
+
+def dtype_of(spec: TensorSpec) -> str:
+    return str(spec.dtype).removeprefix("torch.")
+
+
+def _totals(specs: Iterable[TensorSpec]) -> dict[str, Total]:
+    by_dtype: dict[str, list[TensorSpec]] = {}
+    for spec in specs:
+        by_dtype.setdefault(dtype_of(spec), []).append(spec)
+    return {
+        dtype: Total(
+            tensors=len(found),
+            elements=sum(spec.elements for spec in found),
+            bytes=sum(spec.bytes for spec in found),
+        )
+        for dtype, found in by_dtype.items()
+    }
+
+
+def _declared_ties(module: nn.Module | None) -> list[tuple[str, ...]]:
+    """Names in the module that share one tensor, which is stored once."""
+    if module is None:
+        return []
+    from merging.checkpoints.names import tied_names
+
+    groups: dict[str, list[str]] = {}
+    for name, origin in tied_names(module).items():
+        groups.setdefault(origin, [origin]).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def _values(source: CheckpointSource, name: str, rows: slice | None = None) -> str:
+    """A hash of the bytes."""
+    import torch
+
+    tensor = source.read(name, rows).contiguous()
+    return hashlib.sha256(tensor.flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _constant(source: CheckpointSource, name: str) -> bool:
+    tensor = source.read(name)
+    return bool((tensor == tensor.flatten()[0]).all())

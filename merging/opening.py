@@ -1,0 +1,232 @@
+"""From a spec to opened models and tasks: headers are read, everything is compared, nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from merging.checkpoints.alignment import Alignment, align
+from merging.checkpoints.folder import config as read_config
+from merging.checkpoints.folder import open_checkpoint
+from merging.checkpoints.hub import ResolvedModel, resolve
+from merging.checkpoints.source import CheckpointSource
+from merging.components import backbones
+from merging.contracts.backbone import Backbone
+from merging.contracts.models import Models
+from merging.data.heads import expert_head, load_head
+from merging.data.opening import open_examples
+from merging.data.task import Examples, LinearHead, Task
+from merging.errors import CheckpointError, DataError, MergingError, Problem, SpecError
+from merging.spec import Component, PipelineSpec, TaskSpec
+from merging.spec.component import AUTO, AutoSettings
+
+
+@dataclass(frozen=True)
+class Input:
+    """One model that a run reads: where it came from, and the files that are read."""
+
+    name: str  # as the spec gives it
+    path: Path
+    files: tuple[Path, ...]
+    hub: bool = False
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Everything that a run works on."""
+
+    base_folder: Path
+    models: Models
+    inputs: Mapping[str, Input]  # "base", "expert NAME", "merged"
+    heads: Mapping[str, Mapping[str, Tensor]] = field(
+        default_factory=dict
+    )  # the experts' own, read when asked for
+    merged: CheckpointSource | None = None  # for the strategy `checkpoint`
+    notes: tuple[str, ...] = ()
+
+
+def open_models(spec: PipelineSpec) -> Opened:
+    """Open base and experts and bring all tensors under the base's names.
+
+    Raises CheckpointError that lists every tensor of every expert that does not fit.
+    """
+    base_at, base = _opened(spec.base.model, spec.base.revision, "base")
+    backbone = select_backbone(base_at.path, spec.backbone)
+    model = backbone.skeleton() if backbone is not None else None
+    is_head = backbone.is_head if backbone is not None else _no_head
+    inputs = {"base": _input(spec.base.model, base_at, base)}
+    experts: dict[str, CheckpointSource] = {}
+    heads: dict[str, Mapping[str, Tensor]] = {}
+    kept = {name for name in base.names() if is_head(name)}
+    notes, problems = list(base.notes), []
+    for task, ref in spec.experts.items():
+        label = f'expert "{task}"'
+        if ref.adapter is not None:
+            problems.append(
+                Problem(
+                    f"experts.{task}.adapter",
+                    "adapters cannot be read by this version",
+                    "Fold it into the base with PEFT's merge_and_unload, save that, and give it as a model.",
+                )
+            )
+            continue
+        try:
+            place, source = _opened(ref.ref.model, ref.revision, label)
+        except MergingError as error:
+            problems.append(Problem(f"experts.{task}", error.message, error.remedy))
+            problems += error.problems
+            continue
+        fit = _aligned(base, source, model, is_head, place.path)
+        problems += fit.problems
+        notes += [*source.notes, *fit.notes]
+        kept.update(fit.absent)
+        inputs[label] = _input(ref.ref.model, place, source)
+        experts[task] = fit.source
+        heads[task] = _HeadTensors(source, is_head)
+    if problems:
+        raise CheckpointError("the experts do not fit the base", problems=problems)
+    weights = {task: spec.experts[task].weight for task in experts}
+    models = Models(base, experts, weights, backbone, frozenset(kept))
+    merged = None
+    if spec.merge.type == "checkpoint":
+        settings: Any = spec.merge.settings
+        place, source = _opened(settings.model, settings.revision, "merged model")
+        fit = _aligned(base, source, model, is_head, place.path)
+        if fit.problems:
+            raise CheckpointError("the merged model does not fit the base", problems=fit.problems)
+        inputs["merged"] = _input(settings.model, place, source)
+        merged = fit.source
+    return Opened(base_at.path, models, inputs, heads, merged, tuple(dict.fromkeys(notes)))
+
+
+def select_backbone(folder: Path, choice: Component) -> Backbone | None:
+    """The backbone by name, or the one that takes the `model_type` of the folder's config; None without a config."""
+    found = read_config(folder)
+    if choice.type != AUTO:
+        if found is None:
+            raise CheckpointError(f"{folder} has no config.json, so its architecture is not known")
+        return backbones.get(choice.type)(_transformers_config(folder), choice.settings, folder=folder)
+    if found is None or "model_type" not in found:
+        return None
+    assert isinstance(choice.settings, AutoSettings)
+    kind = str(found["model_type"])
+    for name in backbones.names():
+        if kind in backbones.get(name).model_types:
+            return backbones.get(name)(_transformers_config(folder), folder=folder)
+    return backbones.get("transformers")(_transformers_config(folder), folder=folder)
+
+
+def open_tasks(spec: PipelineSpec, opened: Opened) -> dict[str, Task]:
+    """Examples and heads of each expert's task. Raises DataError with every problem of every task."""
+    opening = _TaskOpening(spec, opened)
+    tasks = {name: opening.task(name) for name in spec.experts or spec.tasks}
+    if opening.problems:
+        raise DataError("the tasks' data cannot be used", problems=opening.problems)
+    return tasks
+
+
+class _TaskOpening:
+    """Opens task after task and collects what is wrong."""
+
+    def __init__(self, spec: PipelineSpec, opened: Opened) -> None:
+        self._spec, self._opened = spec, opened
+        self.problems: list[Problem] = []
+
+    def task(self, name: str) -> Task:
+        given = self._spec.tasks.get(name)
+        if given is None:
+            return Task(name)
+        calibration = self._attempt(f"tasks.{name}.calibration", self._examples, name, "calibration", given.calibration)
+        test = self._attempt(f"tasks.{name}.test", self._examples, name, "test", given.test)
+        head = self._attempt(f"tasks.{name}.head", self._head, name, given)
+        return Task(name, calibration, test, head, given.metric)
+
+    def _attempt(self, where: str, action: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return action(*arguments)
+        except MergingError as error:
+            self.problems += [Problem(where, error.message, error.remedy), *error.problems]
+            return None
+
+    def _examples(self, name: str, purpose: Literal["calibration", "test"], source: Any) -> Examples | None:
+        if source is None:
+            return None
+        return open_examples(
+            source, task=name, purpose=purpose, base_folder=self._opened.base_folder, seed=self._spec.seed
+        )
+
+    def _head(self, name: str, given: TaskSpec) -> LinearHead | None:
+        if given.head is not None and given.head.type == "linear":
+            return load_head(given.head.path, task=name)
+        tensors = self._opened.heads.get(name, {})
+        if given.head is not None or tensors:
+            return expert_head(tensors, task=name)
+        if given.test is not None:
+            raise DataError(
+                "the test examples need a head, and the expert's checkpoint has none",
+                remedy='Give one: "head": {"type": "linear", "path": "..."}.',
+            )
+        return None
+
+
+class _HeadTensors(Mapping[str, Tensor]):
+    """The tensors of an expert's heads, read when asked for."""
+
+    def __init__(self, source: CheckpointSource, is_head: Callable[[str], bool]) -> None:
+        self._source = source
+        self._names = tuple(name for name in source.names() if is_head(name))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._source.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _opened(model: str, revision: str | None, label: str) -> tuple[ResolvedModel, CheckpointSource]:
+    place = resolve(model, revision=revision, folder=Path.cwd())
+    return place, open_checkpoint(place.path, label)
+
+
+def _aligned(
+    base: CheckpointSource,
+    source: CheckpointSource,
+    model: nn.Module | None,
+    is_head: Callable[[str], bool],
+    folder: Path,
+) -> Alignment:
+    found = read_config(folder) or {}
+    return align(base, source, model, is_head, tied=bool(found.get("tie_word_embeddings", False)))
+
+
+def _input(name: str, place: ResolvedModel, source: CheckpointSource) -> Input:
+    folder = place.path if place.path.is_dir() else place.path.parent
+    beside = [folder / "config.json"] if (folder / "config.json").is_file() else []
+    return Input(name, place.path, (*source.files, *beside), place.repo_id is not None, place.revision)
+
+
+def _no_head(name: str) -> bool:
+    return False
+
+
+def _transformers_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    place = folder if folder.is_dir() else folder.parent
+    try:
+        return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError) as error:
+        raise SpecError(
+            f"the config of {place} cannot be used: {str(error).splitlines()[0]}",
+            remedy="Tensor-wise rules need no config; others need one that this transformers release knows.",
+        ) from error

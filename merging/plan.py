@@ -1,0 +1,268 @@
+"""Plan: what a run will do, with what, and what it will cost. Headers and configs are read, no weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from merging.calibrators.surgery import Surgery
+from merging.components import calibrators, strategies
+from merging.contracts.layer_rule import LayerRule
+from merging.contracts.merger import TensorMerger
+from merging.contracts.vectors import BLOCK_ELEMENTS
+from merging.opening import Opened
+from merging.report.entry import Entry
+from merging.spec import Component
+from merging.tracer import Block, blocks_of, is_linear, is_norm
+
+if TYPE_CHECKING:
+    from merging.data.task import Task
+    from merging.pipeline import Pipeline
+
+RUNTIME_BYTES = 420 << 20  # Python, torch and transformers, imported and idle
+
+
+class ModelPlan(Entry):
+    """One model that is read."""
+
+    model: str
+    path: str
+    tensors: int
+    parameters: int
+    bytes: int
+    coefficient: float | None = Field(
+        default=None, description="Its factor in the result, where there is such a thing."
+    )
+
+
+class TaskPlan(Entry):
+    """Examples of one task."""
+
+    calibration_asked: int | None = None
+    calibration_used: int = 0
+    test_used: int = 0
+    head: str = ""
+    used_for: str = ""
+
+
+class StepPlan(Entry):
+    """One step of the run."""
+
+    step: str
+    method: str
+    settings: dict[str, Any] = {}
+    paper: str = ""
+    needs: tuple[str, ...] = ()
+    memory_law: str = ""
+    peak_bytes: int = Field(description="Estimate of the most memory the process will hold.")
+    solved: int = Field(default=0, description="Tensors that are solved in closed form.")
+
+
+class Plan(Entry):
+    """What will be done."""
+
+    base: ModelPlan
+    experts: dict[str, ModelPlan]
+    backbone: str
+    stacks: dict[str, int] = Field(description="Stack -> number of blocks.")
+    steps: tuple[StepPlan, ...]
+    tasks: dict[str, TaskPlan] = {}
+    storage_dtype: str
+    compute_dtype: str = "float32 or wider"
+    device: str
+    output: str
+    disk_bytes: int = Field(description="Size of what is written.")
+    disk_free: int
+    peak_bytes: int
+    kept: tuple[str, ...] = Field(default=(), description="Tensors that stay the base's.")
+    notes: tuple[str, ...] = ()
+
+
+def make_plan(pipeline: Pipeline) -> Plan:
+    """Everything of a run that can be said beforehand."""
+    from merging.running import choose_device
+
+    spec, opened, tasks = pipeline.spec, pipeline.resolve(), pipeline.tasks()
+    rule = strategies.get(spec.merge.type)
+    factors = rule.coefficients(spec.merge.settings, opened.models.weights) or {}
+    shape = _Shape(opened)
+    steps = [_step("merge", spec.merge, rule, shape, tasks)]
+    steps += [_step("calibrate", one, calibrators.get(one.type), shape, tasks) for one in spec.calibrate]
+    if any(task.test is not None for task in tasks.values()):
+        evaluated = 3 if spec.calibrate else 2
+        peak = RUNTIME_BYTES + evaluated * shape.parameters * 4
+        steps.append(StepPlan(step="evaluate", method="accuracy and drift", peak_bytes=peak))
+    checkpoints = 1 + bool(spec.calibrate)
+    output = str(spec.output.path or "")
+    return Plan(
+        base=_model(opened, "base", None),
+        experts={task: _model(opened, f'expert "{task}"', factors.get(task)) for task in opened.models.tasks},
+        backbone=opened.models.backbone.name
+        if opened.models.backbone is not None
+        else "none: no config.json",
+        stacks=shape.stacks,
+        steps=tuple(steps),
+        tasks={name: _task(task, needs_data=_needs_data(pipeline)) for name, task in tasks.items()},
+        storage_dtype=_storage(spec.output.dtype, opened),
+        device=choose_device(spec.device),
+        output=output,
+        disk_bytes=checkpoints * _stored_bytes(spec.output.dtype, opened),
+        disk_free=_free(Path(output)) if output else 0,
+        peak_bytes=max(step.peak_bytes for step in steps),
+        kept=tuple(sorted(opened.models.kept)),
+        notes=tuple(pipeline.validate()),
+    )
+
+
+class _Shape:
+    """Sizes of the model, from headers and the skeleton."""
+
+    def __init__(self, opened: Opened) -> None:
+        base = opened.models.base
+        self.experts = len(opened.models.tasks)
+        self.parameters = sum(base.spec(name).elements for name in base.names())
+        self.largest = max((base.spec(name).elements for name in base.names()), default=0)
+        self.blocks: tuple[Block, ...] = ()
+        self.outside = 0
+        backbone = opened.models.backbone
+        if backbone is not None:
+            model = backbone.skeleton()
+            self.blocks = blocks_of(model, backbone.stacks(model))
+            inside = sum(_elements(block.module) for block in self.blocks)
+            self.outside = _elements(model) - inside
+
+    @property
+    def stacks(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for block in self.blocks:
+            counts[block.stack] = counts.get(block.stack, 0) + 1
+        return counts
+
+    def sweep_bytes(self, activations: int) -> int:
+        """Two models outside their blocks, two blocks, the sums of a block's feeds, the solve's copies, a batch."""
+        block = max((_elements(block.module) for block in self.blocks), default=0)
+        feeds = max((_feed_bytes(block.module) for block in self.blocks), default=0)
+        return RUNTIME_BYTES + 2 * 4 * (self.outside + block) + feeds + activations
+
+
+def _feed_bytes(module: nn.Module) -> int:
+    """Sums of a block's feeds: linears of one parent and width are taken to share one, their output to have its own."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Linear):
+            groups.setdefault((name.rpartition(".")[0], child.in_features), []).append(child.out_features)
+    held = solving = 0
+    for (_, width), outputs in groups.items():
+        feeds = 2 if len(outputs) > 3 else 1
+        square, rows = width * width, sum(outputs) * width
+        held += feeds * square * (4 + 4 + 8) + rows * 8
+        solving = max(solving, 3 * square * 8 + 4 * rows * 8)
+    return held + solving
+
+
+def _step(step: str, asked: Component, method: Any, shape: _Shape, tasks: Mapping[str, Task]) -> StepPlan:
+    solved = 0
+    if issubclass(method, LayerRule):
+        widest = max(
+            (len(task.calibration.batches()[0]) for task in tasks.values() if task.calibration), default=0
+        )
+        peak = shape.sweep_bytes(256 << 20 if widest else 0)
+        solved = sum(_solved(block.module, method(asked.settings)) for block in shape.blocks)
+    elif issubclass(method, Surgery):
+        peak = RUNTIME_BYTES + 4 * shape.parameters
+    elif issubclass(method, TensorMerger) and not method(asked.settings).elementwise:
+        peak = RUNTIME_BYTES + (shape.experts + 4) * 4 * shape.largest
+    else:
+        peak = RUNTIME_BYTES + (shape.experts + 4) * 8 * min(shape.largest, BLOCK_ELEMENTS)
+    return StepPlan(
+        step=step,
+        method=asked.type,
+        settings=asked.settings.model_dump(mode="json"),
+        paper=method.paper,
+        needs=tuple(sorted(method.needs)),
+        memory_law=method.memory,
+        peak_bytes=peak,
+        solved=solved,
+    )
+
+
+def _solved(module: nn.Module, rule: LayerRule) -> int:
+    count = 0
+    for child in module.modules():
+        if is_linear(child):
+            count += 1 + int(rule.biases and child.bias is not None)
+        elif rule.norms and is_norm(child):
+            count += len(list(child.parameters()))
+    return count
+
+
+def _model(opened: Opened, role: str, coefficient: float | None) -> ModelPlan:
+    models = opened.models
+    source = (
+        models.base if role == "base" else models.experts[role.removeprefix('expert "').removesuffix('"')]
+    )
+    specs = [source.spec(name) for name in source.names()]
+    given = opened.inputs[role]
+    return ModelPlan(
+        model=given.name,
+        path=str(given.path),
+        tensors=len(specs),
+        parameters=sum(one.elements for one in specs),
+        bytes=sum(one.bytes for one in specs),
+        coefficient=coefficient,
+    )
+
+
+def _task(task: Task, *, needs_data: bool) -> TaskPlan:
+    uses = [
+        *(["statistics"] if task.calibration is not None and needs_data else []),
+        *(["scores"] if task.test is not None and task.head is not None else []),
+        *(["drift"] if task.test is not None or task.calibration is not None else []),
+    ]
+    return TaskPlan(
+        calibration_asked=task.calibration.asked if task.calibration is not None else None,
+        calibration_used=len(task.calibration) if task.calibration is not None else 0,
+        test_used=len(task.test) if task.test is not None else 0,
+        head=" x ".join(map(str, task.head.weight_CF.shape)) if task.head is not None else "",
+        used_for=", ".join(uses),
+    )
+
+
+def _needs_data(pipeline: Pipeline) -> bool:
+    spec = pipeline.spec
+    methods = [strategies.get(spec.merge.type), *(calibrators.get(one.type) for one in spec.calibrate)]
+    return any("data" in method.needs for method in methods)
+
+
+def _storage(asked: str, opened: Opened) -> str:
+    if asked != "base":
+        return asked
+    base = opened.models.base
+    kinds = {str(base.spec(name).dtype).removeprefix("torch.") for name in base.names()}
+    return ", ".join(sorted(kinds))
+
+
+def _stored_bytes(asked: str, opened: Opened) -> int:
+    base = opened.models.base
+    total = 0
+    for name in base.names():
+        spec = base.spec(name)
+        floating = asked != "base" and spec.dtype.is_floating_point
+        total += spec.elements * getattr(torch, asked).itemsize if floating else spec.bytes
+    return total
+
+
+def _free(path: Path) -> int:
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

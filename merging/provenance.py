@@ -1,0 +1,83 @@
+"""Fingerprints and manifests: what a checkpoint was made from, so that it can be made again or known to be done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import merging
+from merging.opening import Opened
+from merging.spec import PipelineSpec
+
+PACKAGES = ("torch", "transformers", "safetensors", "numpy", "accelerate", "open_clip_torch")
+
+
+def versions() -> dict[str, str]:
+    """Of this package, Python and what it computes with."""
+    found = {"merging": merging.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def fingerprint(values: Any) -> str:
+    """SHA-256 of JSON values, in one canonical form."""
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def merge_facts(
+    spec: PipelineSpec, hashes: Mapping[str, Mapping[str, str]], calibration: Mapping[str, str]
+) -> dict[str, Any]:
+    """Everything that decides the merged checkpoint's bytes. `hashes`: role -> file -> SHA-256."""
+    asked = spec.canonical()
+    keys = ("backbone", "merge", "output", "seed")
+    weights = {task: expert["weight"] for task, expert in asked["experts"].items()}
+    return {
+        **{key: asked[key] for key in keys},
+        "weights": weights,
+        "inputs": {role: sorted(files.values()) for role, files in hashes.items()},
+        "calibration": dict(calibration),
+        "version": merging.__version__,
+    }
+
+
+def manifest(
+    *,
+    stage: str,
+    facts: Mapping[str, Any],
+    spec: PipelineSpec,
+    opened: Opened,
+    hashes: Mapping[str, Mapping[str, str]],
+    device: str,
+    calibration: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, Any],
+) -> dict[str, Any]:
+    """manifest.json of a checkpoint; the sink adds the list of its files."""
+    return {
+        "format": 1,
+        "stage": stage,
+        "fingerprint": fingerprint(facts),
+        "spec": spec.model_dump(mode="json"),
+        "versions": versions(),
+        "seed": spec.seed,
+        "device": device,
+        "inputs": {
+            role: {
+                "model": given.name,
+                "revision": given.revision,
+                "files": {name: {"sha256": digest} for name, digest in hashes[role].items()},
+            }
+            for role, given in opened.inputs.items()
+        },
+        "calibration": {task: dict(facts) for task, facts in calibration.items()},
+        "kept_from_base": sorted(opened.models.kept),
+        "notes": dict(notes),
+    }

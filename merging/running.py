@@ -1,0 +1,365 @@
+"""Run: the steps of one run in its folder, each skipped where it is already done from the same facts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from merging.checkpoints.disk_sink import SafetensorsSink
+from merging.checkpoints.folder import open_checkpoint
+from merging.checkpoints.hashing import sha256
+from merging.checkpoints.publish import read_manifest
+from merging.checkpoints.run_folder import RunFolder
+from merging.checkpoints.source import CheckpointSource
+from merging.components import calibrators, strategies
+from merging.contracts.calibrator import Calibrator
+from merging.contracts.merger import MergeNotes, Merger
+from merging.contracts.method import Progress
+from merging.data.heads import save_head
+from merging.data.task import CalibrationData, Task
+from merging.errors import DataError, SpecError
+from merging.layerwise import Placed
+from merging.opening import Opened
+from merging.provenance import fingerprint, manifest, merge_facts, versions
+from merging.report.card import MethodUsed, Origin, model_card
+from merging.report.report import SURGERY_NOTE, Report, StageReport
+from merging.report.solver import ParameterFate, SolverRow
+from merging.report.stages import Stage
+from merging.scoring import Measured, measure
+from merging.spec import Component, PipelineSpec
+from merging.strategies.checkpoint import Checkpoint
+
+
+class Run:
+    """State of one run: what was opened, what was made, and what it cost."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        opened: Opened,
+        tasks: Mapping[str, Task],
+        folder: RunFolder,
+        *,
+        device: str,
+        progress: Progress,
+    ) -> None:
+        self.spec, self.opened, self.tasks, self.folder = spec, opened, dict(tasks), folder
+        self.device, self.progress = choose_device(device), progress
+        self.stages: list[StageReport] = []
+        self.hashes: dict[str, dict[str, str]] = {}
+        self.merger: Merger = strategies.get(spec.merge.type)(spec.merge.settings, seed=spec.seed)
+        self.calibrators: list[Calibrator] = [
+            calibrators.get(one.type)(one.settings, seed=spec.seed) for one in spec.calibrate
+        ]
+        for method in (self.merger, *self.calibrators):
+            if isinstance(method, Placed):
+                method.device, method.work = self.device, folder.work
+        if isinstance(self.merger, Checkpoint):
+            self.merger.source = opened.merged
+
+    def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
+        with self._stage("hash inputs"):
+            self._hash_inputs()
+        facts = self._facts(until)
+        if (report := self._finished(facts)) is not None:
+            return report
+        merged = self._merge()
+        results = {"merged": merged}
+        if self.calibrators and until != "merge":
+            results["calibrated"] = self._calibrate(merged)
+        self._save_heads()
+        with self._stage("evaluate"):
+            measured = measure(
+                self.opened.models,
+                {name: self._open(path) for name, path in results.items()},
+                self.tasks,
+                adapt=self._adapt if "calibrated" in results else None,
+                device=self.device,
+                progress=self.progress,
+            )
+        return self._report(results, measured, facts)
+
+    def _hash_inputs(self) -> None:
+        place = self.folder.state / "hashes.json"
+        known: dict[str, str] = json.loads(place.read_text()) if place.is_file() else {}
+        total = sum(len(given.files) for given in self.opened.inputs.values())
+        done = 0
+        for role, given in self.opened.inputs.items():
+            self.hashes[role] = {}
+            for file in given.files:
+                self.hashes[role][file.name] = sha256(file, known)
+                done += 1
+                self.progress("hash inputs", done, total)
+        self.folder.write_state("hashes.json", json.dumps(known, indent=1))
+
+    def _merge(self) -> Path:
+        target = self.folder.path / "merged"
+        facts = self._merge_facts()
+        if not self.folder.stage_done("merged", fingerprint(facts)):
+            data = self._data(self.spec.merge) if "data" in self.merger.needs else None
+            with self._stage("merge"):
+                sink = self._sink(target)
+                with sink:
+                    notes = self.merger.merge(self.opened.models, data, sink, progress=self.progress)
+                    self._describe(sink, "merged", facts, [(self.spec.merge, self.merger)], notes)
+        return target
+
+    def _calibrate(self, merged: Path) -> Path:
+        target = self.folder.path / "calibrated"
+        facts = self._calibrate_facts()
+        plugins = self.folder.path / "heads"
+        if self.folder.stage_done("calibrated", fingerprint(facts)):
+            for calibrator in self.calibrators:
+                calibrator.load_plugins(plugins)
+            return target
+        with self._stage("calibrate"):
+            source, steps = merged, self.folder.work / "steps"
+            solved: dict[str, Any] = {}
+            for number, calibrator in enumerate(self.calibrators):
+                data = self._data(self.spec.calibrate[number])
+                final = number == len(self.calibrators) - 1
+                place = target if final else steps / str(number)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                sink = self._sink(place)
+                with sink:
+                    notes = calibrator.calibrate(
+                        self._open(source), self.opened.models, data, sink, progress=self.progress
+                    )
+                    plugins.mkdir(exist_ok=True)
+                    calibrator.save_plugins(plugins)
+                    notes = _joined(solved, notes)
+                    solved = notes
+                    if final:
+                        used = [
+                            (self.spec.merge, self.merger),
+                            *zip(self.spec.calibrate, self.calibrators, strict=True),
+                        ]
+                        self._describe(sink, "calibrated", facts, used, notes)
+                source = place
+            shutil.rmtree(steps, ignore_errors=True)
+            if not any(plugins.iterdir()):
+                plugins.rmdir()
+        return target
+
+    def _sink(self, target: Path) -> SafetensorsSink:
+        output = self.spec.output
+        return SafetensorsSink(
+            target,
+            self.opened.models.base,
+            dtype=None if output.dtype == "base" else getattr(torch, output.dtype),
+            shard_size=output.shard_size,
+            side_files_from=self.opened.base_folder if self.opened.base_folder.is_dir() else None,
+        )
+
+    def _describe(
+        self,
+        sink: SafetensorsSink,
+        stage: str,
+        facts: Mapping[str, Any],
+        methods: list[tuple[Component, Any]],
+        notes: MergeNotes,
+    ) -> None:
+        """Model card and manifest, before the checkpoint is published."""
+        about = manifest(
+            stage=stage,
+            facts=facts,
+            spec=self.spec,
+            opened=self.opened,
+            hashes=self.hashes,
+            device=self.device,
+            calibration=self._calibration_facts(),
+            notes={**notes, "side_files": list(sink.copied.known), "not_copied": list(sink.copied.unknown)},
+        )
+        sink.add_file("manifest.json", json.dumps(about, indent=2, ensure_ascii=False, default=str))
+        origins = {
+            role: Origin(given.name, given.hub, given.revision) for role, given in self.opened.inputs.items()
+        }
+        experts = {task: origins[f'expert "{task}"'] for task in self.opened.models.tasks}
+        used = [
+            MethodUsed(one.type, method.summary(), method.paper, one.settings.model_dump(mode="json"))
+            for one, method in methods
+        ]
+        changes = any(getattr(method, "changes_inference", False) for _, method in methods)
+        sink.add_file(
+            "README.md",
+            model_card(
+                title=f"{stage.capitalize()} model",
+                base=origins["base"],
+                experts=experts,
+                methods=used,
+                load=_how_to_load(self.opened),
+                inference_note=SURGERY_NOTE if changes else "",
+            ),
+        )
+
+    def _save_heads(self) -> None:
+        for name, task in self.tasks.items():
+            if task.head is not None:
+                save_head(task.head, self.folder.path / "heads" / f"{name}.safetensors")
+
+    def _open(self, path: Path) -> CheckpointSource:
+        return open_checkpoint(path, path.name)
+
+    def _data(self, method: Component) -> CalibrationData:
+        lacking = [task for task in self.opened.models.tasks if self.tasks[task].calibration is None]
+        if lacking:
+            raise DataError(
+                f"{method.type} needs calibration examples; there are none for {', '.join(lacking)}",
+                remedy='Give each task a "calibration" source.',
+            )
+        return CalibrationData({task: self.tasks[task].calibration for task in self.opened.models.tasks})  # type: ignore[misc]
+
+    def _adapt(self, features_BF: torch.Tensor, task: str) -> torch.Tensor:
+        for calibrator in self.calibrators:
+            features_BF = calibrator.adapt(features_BF, task)
+        return features_BF
+
+    def _merge_facts(self) -> dict[str, Any]:
+        needs = "data" in self.merger.needs
+        return merge_facts(self.spec, self.hashes, self._fingerprints() if needs else {})
+
+    def _calibrate_facts(self) -> dict[str, Any]:
+        asked = [one.model_dump(mode="json") for one in self.spec.calibrate]
+        return {"merged": self._merge_facts(), "calibrate": asked, "calibration": self._fingerprints()}
+
+    def _fingerprints(self) -> dict[str, str]:
+        return {
+            name: task.calibration.fingerprint
+            for name, task in self.tasks.items()
+            if task.calibration is not None
+        }
+
+    def _calibration_facts(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {
+                "asked": task.calibration.asked,
+                "used": len(task.calibration),
+                "fingerprint": task.calibration.fingerprint,
+            }
+            for name, task in self.tasks.items()
+            if task.calibration is not None
+        }
+
+    def _facts(self, until: str | None) -> str:
+        tests = {name: task.test.fingerprint for name, task in self.tasks.items() if task.test is not None}
+        steps = {"merged": self._merge_facts()} if until == "merge" else self._calibrate_facts()
+        return fingerprint({"steps": steps, "tests": tests, "spec": self.spec.canonical()["tasks"]})
+
+    def _finished(self, facts: str) -> Report | None:
+        """The report of an earlier run that did all of this, if its checkpoint is still whole."""
+        place, known = self.folder.path / "report.json", self.folder.state / "report-of"
+        if not place.is_file() or not known.is_file() or known.read_text() != facts:
+            return None
+        report = Report.read(place)
+        final = Path(report.checkpoint).name
+        wanted = self._calibrate_facts() if final == "calibrated" else self._merge_facts()
+        return report if self.folder.stage_done(final, fingerprint(wanted)) else None
+
+    def _report(self, results: Mapping[str, Path], measured: Measured, facts: str) -> Report:
+        final = list(results.values())[-1]
+        made = {name: read_manifest(path) or {} for name, path in results.items()}
+        notes = [note for task in self.tasks.values() for note in _notes(task)]
+        changes = (
+            any(calibrator.changes_inference for calibrator in self.calibrators) and "calibrated" in results
+        )
+        report = Report.of(
+            tasks=measured.task_reports(self.tasks),
+            warnings=[*self.opened.notes, *notes],
+            spec=self.spec.model_dump(mode="json"),
+            versions=versions(),
+            seed=self.spec.seed,
+            device=self.device,
+            base=self.spec.base.model,
+            experts={task: ref.ref.model for task, ref in self.spec.experts.items()},
+            strategy=self.spec.merge.type,
+            calibrators=tuple(one.type for one in self.spec.calibrate) if "calibrated" in results else (),
+            drift=measured.drift_report(),
+            solver=tuple(row for name in made for row in _solver_rows(made[name])),
+            parameters=self._fates(made[final.name]),
+            stages=tuple(self.stages),
+            checkpoint=str(final),
+            changes_inference=changes,
+        )
+        self.folder.write("report.json", report.model_dump_json(indent=2) + "\n")
+        self.folder.write_state("report-of", facts)
+        return report
+
+    def _fates(self, about: Mapping[str, Any]) -> dict[str, ParameterFate]:
+        notes = about.get("notes", {})
+        solved, left = set(notes.get("solved", ())), notes.get("left", {})
+        fates = {}
+        for name in self.opened.models.base.names():
+            kept = name in self.opened.models.kept
+            if name in solved:
+                fates[name] = ParameterFate(state="solved")
+            elif kept or not self.opened.models.base.spec(name).dtype.is_floating_point:
+                fates[name] = ParameterFate(state="copied", reason="a head" if kept else "not floating point")
+            else:
+                fates[name] = ParameterFate(state="merged", reason=left.get(name, ""))
+        return fates
+
+    def _stage(self, name: str) -> _Kept:
+        return _Kept(name, self.stages)
+
+
+class _Kept(Stage):
+    """A stage that lists itself once it is over."""
+
+    def __init__(self, name: str, stages: list[StageReport]) -> None:
+        super().__init__(name)
+        self._stages = stages
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stages.append(StageReport(name=self.name, seconds=self.seconds, peak_bytes=self.peak_bytes))
+
+
+def choose_device(name: str) -> str:
+    """`auto` is a GPU where there is one. Raises SpecError for a device that this machine does not have."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise SpecError(
+            f'device "{name}" cannot be used here: {str(error).splitlines()[0]}',
+            remedy='Use "cpu", or "auto" for whatever there is.',
+        ) from error
+    return name
+
+
+def _joined(earlier: Mapping[str, Any], later: MergeNotes) -> MergeNotes:
+    """Notes of calibrators applied one after the other: what any of them solved is solved."""
+    solved = dict.fromkeys([*earlier.get("solved", ()), *later.get("solved", ())])  # type: ignore[call-overload]
+    left = {name: why for name, why in dict(later.get("left", {})).items() if name not in solved}  # type: ignore[call-overload]
+    health = {**earlier.get("health", {}), **dict(later.get("health", {}))}  # type: ignore[call-overload]
+    return MergeNotes({**earlier, **later, "solved": list(solved), "left": left, "health": health})
+
+
+def _solver_rows(about: Mapping[str, Any]) -> list[SolverRow]:
+    health = about.get("notes", {}).get("health", {})
+    stage = str(about.get("stage", ""))
+    return [
+        SolverRow(module=name, block=f"{stage}: {name.rpartition('.')[0]}", **row)
+        for name, row in health.items()
+    ]
+
+
+def _notes(task: Task) -> tuple[str, ...]:
+    return tuple(
+        note for examples in (task.calibration, task.test) if examples is not None for note in examples.notes
+    )
+
+
+def _how_to_load(opened: Opened) -> str:
+    backbone = opened.models.backbone
+    names = list(getattr(backbone.config, "architectures", None) or ()) if backbone is not None else []
+    name = str(names[0]) if names else "AutoModel"
+    return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("path/to/this/folder")'

@@ -1,0 +1,99 @@
+"""Scores and drift of base, experts, merged and calibrated model, on the same examples with the same heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from merging.checkpoints.source import CheckpointSource
+from merging.contracts.method import Progress, silent
+from merging.contracts.models import Models
+from merging.data.hashing import overlap
+from merging.data.task import Task
+from merging.evaluation.drift import EXAMPLES, BlockDrift, drift
+from merging.evaluation.evaluator import TaskScore, evaluate
+from merging.report.drift import DriftReport
+from merging.report.scores import TaskReport
+from merging.streaming import load_model
+
+Adapt = Callable[[Tensor, str], Tensor]
+
+
+@dataclass
+class Measured:
+    """Scores by kind of model ("base", "expert", "merged", "calibrated") and task; drift by task."""
+
+    scores: dict[str, dict[str, TaskScore]] = field(default_factory=dict)
+    drift: dict[str, dict[str, tuple[BlockDrift, ...]]] = field(default_factory=dict)
+
+    def drift_report(self) -> DriftReport:
+        return DriftReport.of(self.drift, examples=EXAMPLES) if self.drift else DriftReport()
+
+    def task_reports(self, tasks: Mapping[str, Task]) -> dict[str, TaskReport]:
+        return {name: self._report(task) for name, task in tasks.items() if task.test or task.calibration}
+
+    def _report(self, task: Task) -> TaskReport:
+        found = {kind: scores[task.name].value for kind, scores in self.scores.items() if task.name in scores}
+        splits = {"calibration": task.calibration, "test": task.test}
+        both = task.calibration is not None and task.test is not None
+        return TaskReport.of(
+            metric=task.metric,
+            test_examples=len(task.test) if task.test is not None else 0,
+            calibration_asked=task.calibration.asked if task.calibration is not None else None,
+            calibration_used=len(task.calibration) if task.calibration is not None else 0,
+            overlap=overlap(task.calibration, task.test) if both else 0,  # type: ignore[arg-type]
+            fingerprints={
+                split: examples.fingerprint for split, examples in splits.items() if examples is not None
+            },
+            **found,
+        )
+
+
+def measure(
+    models: Models,
+    results: Mapping[str, CheckpointSource],
+    tasks: Mapping[str, Task],
+    *,
+    adapt: Adapt | None = None,
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> Measured:
+    """`results`: "merged" and maybe "calibrated"; `adapt` is applied to the features of the calibrated model.
+
+    One expert is loaded at a time, beside the results.
+    """
+    backbone = models.backbone
+    measured = Measured()
+    scored = [task for task in tasks.values() if task.test is not None and task.head is not None]
+    walked = [task for task in tasks.values() if task.test is not None or task.calibration is not None]
+    if backbone is None or not walked:
+        return measured
+
+    def score(kind: str, model: nn.Module, some: Sequence[Task], adapted: Adapt | None = None) -> None:
+        def told(stage: str, done: int, total: int) -> None:
+            progress(f"evaluate {kind}", done, total)
+
+        if some:
+            measured.scores.setdefault(kind, {}).update(evaluate(model, backbone, some, adapted, told))
+
+    with torch.no_grad():
+        if scored:
+            score("base", load_model(backbone, models.base, device=device), scored)
+        loaded = {name: load_model(backbone, source, device=device) for name, source in results.items()}
+        for name, model in loaded.items():
+            score(name, model, scored, adapt if name == "calibrated" else None)
+        for number, task in enumerate(walked):
+            if task.name not in models.experts:
+                continue
+            expert = load_model(backbone, models.experts[task.name], device=device)
+            score("expert", expert, [task] if task in scored else [])
+            examples = task.test if task.test is not None else task.calibration
+            assert examples is not None
+            progress("measure drift", number, len(walked))
+            measured.drift[task.name] = drift(expert, loaded, backbone, examples.batches())
+            progress("measure drift", number + 1, len(walked))
+            del expert
+    return measured

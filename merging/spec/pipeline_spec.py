@@ -1,0 +1,173 @@
+"""PipelineSpec: what a run is asked to do, every value checked, every path absolute."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from merging.data.spec import TaskSpec
+from merging.registry import did_you_mean, nearest
+from merging.settings import Settings
+from merging.spec.component import AUTO, AutoSettings, BackboneChoice, Calibrators, Component, Strategy
+from merging.spec.findings import refuse
+from merging.spec.wording import described
+
+DTYPES = ("base", "float32", "bfloat16", "float16", "float64")
+_OTHER_NAMES = {
+    "float": "float32",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "double": "float64",
+    "fp64": "float64",
+}
+_DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu")
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)},
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
+}
+
+
+def dtype_name(text: str) -> str:
+    """`base` or a torch dtype's name; the names that torch and people use beside it are accepted."""
+    name = text.removeprefix("torch.")
+    name = _OTHER_NAMES.get(name, name)
+    if name not in DTYPES:
+        guess = nearest(name, [*DTYPES, *_OTHER_NAMES])
+        remedy = (
+            f'did you mean "{_OTHER_NAMES.get(guess, guess)}"?' if guess else f"valid: {', '.join(DTYPES)}"
+        )
+        refuse(f'"{text}" is not a dtype that checkpoints are written in', remedy)
+    return name
+
+
+def device_name(text: str) -> str:
+    """`auto`, or a torch device such as `cuda:1`."""
+    kind, colon, index = text.partition(":")
+    if kind not in _DEVICES or (colon and not index.isdecimal()):
+        refuse(f'"{text}" is not a device', did_you_mean(kind, _DEVICES))
+    return text
+
+
+def size_in_bytes(value: object) -> object:
+    """`"5GB"` -> 5 000 000 000, `"2GiB"` -> 2 147 483 648; numbers are bytes already, None stays."""
+    if value is None:
+        return None
+    expected = 'expected bytes, or a size such as "5GB", "500MB" or "2GiB"'
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", value)
+        if match is None or match[2].upper() not in _UNITS:
+            refuse(f"found {described(value)}, {expected}")
+        value = float(match[1]) * _UNITS[match[2].upper()]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        refuse(f"found {described(value)}, {expected}")
+    if not 1 <= value < 2**63:
+        refuse(f"found {value:g} bytes, expected at least one byte")
+    return int(value)
+
+
+class ModelRef(Settings):
+    """A folder or a hub id, with the hub's revision."""
+
+    model: str = Field(min_length=1, description="A folder, or an id on the hub (`owner/name`).")
+    revision: str | None = Field(default=None, description="Branch, tag or commit on the hub.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return {"model": value} if isinstance(value, str) else value
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on this machine (its path is absolute) rather than on the hub."""
+        return Path(self.model).is_absolute()
+
+
+class ExpertRef(Settings):
+    """A full checkpoint or an adapter on the base; exactly one of the two."""
+
+    model: str | None = Field(
+        default=None, min_length=1, description="A folder or hub id of a full checkpoint."
+    )
+    adapter: str | None = Field(
+        default=None, min_length=1, description="A folder or hub id of a PEFT LoRA on the base."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit on the hub.")
+    weight: float = Field(default=1.0, description="Weight of this expert, for methods that weigh experts.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return {"model": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> ExpertRef:
+        if (self.model is None) == (self.adapter is None):
+            found = "both" if self.model is not None else "neither"
+            refuse(f'found {found}, expected exactly one of "model" and "adapter"')
+        return self
+
+    @property
+    def ref(self) -> ModelRef:
+        """Where its files are, be it a checkpoint or an adapter."""
+        return ModelRef(model=self.model or self.adapter or "", revision=self.revision)
+
+
+class OutputSpec(Settings):
+    """Where the results go, and how the checkpoints are stored."""
+
+    path: Path | None = Field(
+        default=None, description="Folder of the results; `<spec name>-out` beside the spec."
+    )
+    dtype: Annotated[str, AfterValidator(dtype_name)] = Field(
+        default="base", description="Storage dtype of the checkpoints: `base`, or a torch dtype."
+    )
+    shard_size: Annotated[int | None, BeforeValidator(size_in_bytes)] = Field(
+        default=None,
+        description='Largest weight file: bytes, or a size such as "5GB" or "2GiB"; if not given, tensors '
+        "are spread over files as in the base.",
+    )
+
+
+class PipelineSpec(Settings):
+    """What a run is asked to do. `load_spec` and `parse_spec` make one and check all of it."""
+
+    base: ModelRef = Field(description="The model that the experts were fine-tuned from.")
+    experts: dict[str, ExpertRef] = Field(
+        default_factory=dict, description="Task name -> a folder, a hub id, or an object."
+    )
+    backbone: BackboneChoice = Field(
+        default=Component(type=AUTO, settings=AutoSettings()),
+        description="The architecture: `auto` reads it from the checkpoint's config.",
+    )
+    merge: Strategy = Field(description="The merge rule: its name as `type`, and its settings.")
+    calibrate: Calibrators = Field(default=(), description="One calibrator, or a list applied in order.")
+    tasks: dict[str, TaskSpec] = Field(
+        default_factory=dict, description="Expert's name -> its data, head and metric."
+    )
+    output: OutputSpec = Field(
+        default=OutputSpec(), description="Where the results go, and how they are stored."
+    )
+    device: Annotated[str, AfterValidator(device_name)] = Field(
+        default="auto", description="`auto`, or a torch device such as `cpu` or `cuda:0`."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of everything random.")
+    plugins: tuple[str, ...] = Field(
+        default=(), description="Modules or .py files that define further methods."
+    )
+    allow: tuple[str, ...] = Field(
+        default=(), description="Names of pre-flight findings that shall not stop the run."
+    )
+    notes: str = Field(default="", description="Free text for people; nothing reads it.")
+
+    def canonical(self) -> dict[str, Any]:
+        """What decides the results, as JSON values: all but where they go, the device and the notes."""
+        values = self.model_dump(mode="json", exclude={"device", "notes"})
+        del values["output"]["path"]
+        return values
