@@ -35,7 +35,6 @@ def demo(
     with progress_to_stderr(quiet=quiet) as progress:
         path = build(out, progress=progress)
     from merging.pipeline import Pipeline
-
     from merging.report.table import render
     from merging.spec import load_spec
 

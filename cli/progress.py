@@ -74,7 +74,9 @@ def amount(done: float, total: float) -> str:
 
 
 def rate(per_second: float, total: float) -> str:
-    return f"{size(per_second)}/s" if total >= _BYTES_FROM else f"{per_second:.3g}/s"
+    if total >= _BYTES_FROM:
+        return f"{size(per_second)}/s"
+    return f"{per_second:.0f}/s" if per_second >= 100 else f"{per_second:.3g}/s"
 
 
 def size(count: float) -> str:

@@ -5,28 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
 from .progress import size
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> str:
     """Columns as wide as their widest cell; numbers to the right, the last column as long as it is."""
     cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(line[column]) for line in [list(heads), *cells]) for column in range(len(heads))]
+    widths = [max(cell_len(line[column]) for line in [list(heads), *cells]) for column in range(len(heads))]
     right = [bool(cells) and all(_is_number(line[column]) for line in cells) for column in range(len(heads))]
     lines = []
     for line in [list(heads), *cells]:
         padded = [
-            cell.rjust(width) if to_right else cell.ljust(width)
+            _padded(cell, width, to_right=to_right)
             for cell, width, to_right in zip(line, widths, right, strict=True)
         ]
         lines.append((" " * indent + "  ".join(padded)).rstrip())
     return "\n".join(lines)
 
 
+def _padded(text: str, width: int, *, to_right: bool = False) -> str:
+    """Padded to so many columns of the terminal, of which some letters take two."""
+    space = " " * (width - cell_len(text))
+    return space + text if to_right else text + space
+
+
 def key_values(pairs: Mapping[str, object], *, indent: int = 0) -> str:
     """`key   value`, aligned."""
-    width = max(map(len, pairs), default=0)
-    return "\n".join(f"{' ' * indent}{key:<{width}}  {value}".rstrip() for key, value in pairs.items())
+    width = max(map(cell_len, pairs), default=0)
+    return "\n".join(f"{' ' * indent}{_padded(key, width)}  {value}".rstrip() for key, value in pairs.items())
 
 
 def render_plan(plan: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from merging.contracts.method import Progress, silent
-from merging.errors import MergingError, SpecError
+from merging.errors import MergingError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,39 +93,27 @@ class OpenModel(NamedTuple):
 
 
 def open_model(model: str) -> OpenModel:
-    """Headers only. What no backbone can walk is opened all the same, and `notes` say why it cannot."""
+    """A path or a hub id; headers only. What no backbone can walk is opened too; `notes` say why not."""
     from merging.checkpoints.folder import config, open_checkpoint
+    from merging.checkpoints.hub import resolve
+    from merging.opening import select_backbone
+    from merging.spec.component import AUTO, AutoSettings, Component
 
-    path = locate(model)
+    path = resolve(model, folder=Path.cwd()).path
     source = open_checkpoint(path)
     settings = config(path) or {}
     architecture = next(iter(settings.get("architectures") or ()), settings.get("model_type"))
     try:
-        backbone = select(path, {}) if settings else None
-        module = backbone.skeleton() if backbone is not None else None
-        stacks = backbone.stacks(module) if backbone is not None and module is not None else ()
+        backbone = select_backbone(path, Component(type=AUTO, settings=AutoSettings()))
+        if backbone is None:
+            return OpenModel(path, source, architecture, None, None, {}, source.notes)
+        module = backbone.skeleton()
+        stacks = {
+            stack: len(list(module.get_submodule(stack).children())) for stack in backbone.stacks(module)
+        }
     except MergingError as error:
         return OpenModel(path, source, architecture, None, None, {}, (*source.notes, error.message))
-    lengths = {stack: len(list(module.get_submodule(stack).children())) for stack in stacks if module}
-    name = backbone.name if backbone is not None else None
-    return OpenModel(path, source, architecture, name, module, lengths, source.notes)
-
-
-def locate(model: str) -> Path:
-    """The folder or file; a hub id is fetched. Raises SpecError for a local path that is missing."""
-    from merging.spec.findings import Findings
-    from merging.spec.paths import Paths
-
-    findings = Findings()
-    found = Path(Paths(Path.cwd(), findings).model(model, ""))
-    if findings:
-        (problem,) = findings.problems()
-        raise SpecError(problem.what, remedy=problem.remedy)
-    if found.is_absolute():
-        return found
-    from merging.checkpoints.hub import fetch
-
-    return fetch(model)
+    return OpenModel(path, source, architecture, backbone.name, module, stacks, source.notes)
 
 
 def stacks_in(names: Iterable[str]) -> dict[str, int]:

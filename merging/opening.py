@@ -17,8 +17,9 @@ from merging.checkpoints.source import CheckpointSource
 from merging.components import backbones
 from merging.contracts.backbone import Backbone
 from merging.contracts.models import Models
-from merging.data.heads import expert_head, load_head
+from merging.data.heads import expert_head, label_problems, load_head
 from merging.data.opening import open_examples
+from merging.evaluation.forward import input_problems
 from merging.data.task import Examples, LinearHead, Task
 from merging.errors import CheckpointError, DataError, MergingError, Problem, SpecError
 from merging.spec import Component, PipelineSpec, TaskSpec
@@ -135,16 +136,25 @@ class _TaskOpening:
 
     def __init__(self, spec: PipelineSpec, opened: Opened) -> None:
         self._spec, self._opened = spec, opened
+        backbone = opened.models.backbone
+        self._outline = backbone.skeleton() if backbone is not None else None
         self.problems: list[Problem] = []
 
     def task(self, name: str) -> Task:
         given = self._spec.tasks.get(name)
         if given is None:
             return Task(name)
-        calibration = self._attempt(f"tasks.{name}.calibration", self._examples, name, "calibration", given.calibration)
+        calibration = self._attempt(
+            f"tasks.{name}.calibration", self._examples, name, "calibration", given.calibration
+        )
         test = self._attempt(f"tasks.{name}.test", self._examples, name, "test", given.test)
         head = self._attempt(f"tasks.{name}.head", self._head, name, given)
-        return Task(name, calibration, test, head, given.metric)
+        task = Task(name, calibration, test, head, given.metric)
+        self.problems += label_problems(task)
+        for purpose, examples in (("calibration", calibration), ("test", test)):
+            if examples is not None and self._outline is not None:
+                self.problems += input_problems(examples, self._outline, f"tasks.{name}.{purpose}")
+        return task
 
     def _attempt(self, where: str, action: Callable[..., Any], *arguments: Any) -> Any:
         try:

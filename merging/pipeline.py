@@ -83,13 +83,17 @@ class Pipeline:
         Raises MergingError; nothing appears under its final name before it is whole.
         """
         from merging.checkpoints.run_folder import RunFolder
+        from merging.provenance import fingerprint
         from merging.running import Run
 
         target = Path(out) if out is not None else self.spec.output.path
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
         opened, tasks = self.resolve(), self.tasks()
-        with RunFolder.open(target.absolute(), self.spec.canonical(), overwrite=overwrite) as folder:
+        folder = RunFolder(target.absolute())
+        asked = self.spec.canonical()
+        folder.open(fingerprint(asked), asked, overwrite=overwrite)
+        with folder:
             run = Run(self.spec, opened, tasks, folder, device=device or self.spec.device, progress=progress)
             return run.all(until)
 

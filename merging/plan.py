@@ -78,7 +78,7 @@ class Plan(Entry):
     device: str
     output: str
     disk_bytes: int = Field(description="Size of what is written.")
-    disk_free: int
+    disk_free_bytes: int
     peak_bytes: int
     kept: tuple[str, ...] = Field(default=(), description="Tensors that stay the base's.")
     notes: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ def make_plan(pipeline: Pipeline) -> Plan:
         device=choose_device(spec.device),
         output=output,
         disk_bytes=checkpoints * _stored_bytes(spec.output.dtype, opened),
-        disk_free=_free(Path(output)) if output else 0,
+        disk_free_bytes=_free(Path(output)) if output else 0,
         peak_bytes=max(step.peak_bytes for step in steps),
         kept=tuple(sorted(opened.models.kept)),
         notes=tuple(pipeline.validate()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.hashing import sha256
 from merging.checkpoints.publish import read_manifest
-from merging.checkpoints.run_folder import RunFolder
+from merging.checkpoints.run_folder import RunFolder, write_atomic
 from merging.checkpoints.source import CheckpointSource
 from merging.components import calibrators, strategies
 from merging.contracts.calibrator import Calibrator
@@ -95,10 +95,10 @@ class Run:
                 self.hashes[role][file.name] = sha256(file, known)
                 done += 1
                 self.progress("hash inputs", done, total)
-        self.folder.write_state("hashes.json", json.dumps(known, indent=1))
+        write_atomic(place, json.dumps(known, indent=1))
 
     def _merge(self) -> Path:
-        target = self.folder.path / "merged"
+        target = self.folder.claim("merged")
         facts = self._merge_facts()
         if not self.folder.stage_done("merged", fingerprint(facts)):
             data = self._data(self.spec.merge) if "data" in self.merger.needs else None
@@ -110,9 +110,9 @@ class Run:
         return target
 
     def _calibrate(self, merged: Path) -> Path:
-        target = self.folder.path / "calibrated"
+        target = self.folder.claim("calibrated")
         facts = self._calibrate_facts()
-        plugins = self.folder.path / "heads"
+        plugins = self.folder.path / "heads"  # what lies in it is claimed file by file
         if self.folder.stage_done("calibrated", fingerprint(facts)):
             for calibrator in self.calibrators:
                 calibrator.load_plugins(plugins)
@@ -130,8 +130,7 @@ class Run:
                     notes = calibrator.calibrate(
                         self._open(source), self.opened.models, data, sink, progress=self.progress
                     )
-                    plugins.mkdir(exist_ok=True)
-                    calibrator.save_plugins(plugins)
+                    self._save_plugins(calibrator, plugins)
                     notes = _joined(solved, notes)
                     solved = notes
                     if final:
@@ -141,10 +140,19 @@ class Run:
                         ]
                         self._describe(sink, "calibrated", facts, used, notes)
                 source = place
-            shutil.rmtree(steps, ignore_errors=True)
-            if not any(plugins.iterdir()):
-                plugins.rmdir()
         return target
+
+    def _save_plugins(self, calibrator: Calibrator, folder: Path) -> None:
+        scratch = self.folder.work / "plugins"
+        scratch.mkdir(exist_ok=True)
+        for file in calibrator.save_plugins(scratch):
+            self._place(file, f"{folder.name}/{file.name}")
+
+    def _place(self, file: Path, name: str) -> None:
+        """Move a finished file of ours to its place in the output folder."""
+        target = self.folder.claim(name)
+        target.parent.mkdir(exist_ok=True)
+        os.replace(file, target)
 
     def _sink(self, target: Path) -> SafetensorsSink:
         output = self.spec.output
@@ -200,7 +208,9 @@ class Run:
     def _save_heads(self) -> None:
         for name, task in self.tasks.items():
             if task.head is not None:
-                save_head(task.head, self.folder.path / "heads" / f"{name}.safetensors")
+                scratch = self.folder.work / "head.safetensors"
+                save_head(task.head, scratch)
+                self._place(scratch, f"heads/{name}.safetensors")
 
     def _open(self, path: Path) -> CheckpointSource:
         return open_checkpoint(path, path.name)
@@ -285,8 +295,8 @@ class Run:
             checkpoint=str(final),
             changes_inference=changes,
         )
-        self.folder.write("report.json", report.model_dump_json(indent=2) + "\n")
-        self.folder.write_state("report-of", facts)
+        self.folder.write_atomic("report.json", report.model_dump_json(indent=2) + "\n")
+        write_atomic(self.folder.state / "report-of", facts)
         return report
 
     def _fates(self, about: Mapping[str, Any]) -> dict[str, ParameterFate]:
@@ -335,12 +345,12 @@ def choose_device(name: str) -> str:
     return name
 
 
-def _joined(earlier: Mapping[str, Any], later: MergeNotes) -> MergeNotes:
+def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> MergeNotes:
     """Notes of calibrators applied one after the other: what any of them solved is solved."""
-    solved = dict.fromkeys([*earlier.get("solved", ()), *later.get("solved", ())])  # type: ignore[call-overload]
-    left = {name: why for name, why in dict(later.get("left", {})).items() if name not in solved}  # type: ignore[call-overload]
-    health = {**earlier.get("health", {}), **dict(later.get("health", {}))}  # type: ignore[call-overload]
-    return MergeNotes({**earlier, **later, "solved": list(solved), "left": left, "health": health})
+    solved = list(dict.fromkeys([*earlier.get("solved", ()), *later.get("solved", ())]))
+    left = {name: why for name, why in later.get("left", {}).items() if name not in solved}
+    health = {**earlier.get("health", {}), **later.get("health", {})}
+    return MergeNotes({**earlier, **later, "solved": solved, "left": left, "health": health})
 
 
 def _solver_rows(about: Mapping[str, Any]) -> list[SolverRow]:

@@ -103,7 +103,7 @@ class Sweep:
             with torch.no_grad():
                 for index, block in enumerate(self.blocks):
                     self._block(index, block, written)
-            self.progress("sweep", len(self.blocks), len(self.blocks))
+            self.progress("sweep", 1, 1)
         finally:
             self.records.close()
         for name in self.models.base.names():

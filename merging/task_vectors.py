@@ -51,7 +51,7 @@ def magnitude_thresholds(vectors: Iterable[tuple[str, Tensor]], density: float) 
     if rank == 0:
         return torch.full((len(high_NH),), KEEP_ALL, dtype=torch.int32)
     bin_N, rank_N = _bin_of_rank(high_NH, torch.full((len(high_NH),), rank))
-    low_NL = _count(vectors, lambda bits_NS: _low_within(bits_NS, bin_N), _LOW + 1)[:, :_LOW]
+    low_NL = _count(vectors, lambda bits_NS: _low_within(bits_NS, bin_N), _LOW)
     low_N, _ = _bin_of_rank(low_NL, rank_N)
     return (bin_N * _LOW + low_N).to(torch.int32)
 
@@ -103,38 +103,45 @@ def norms(vectors: Iterable[tuple[str, Tensor]]) -> Tensor:
     return weighted_sum(torch.stack(squares)).sqrt() if squares else torch.zeros(0)
 
 
-def agreeing(deltas_NS: Tensor, positive_S: Tensor) -> Tensor:
-    """Entries of the elected sign (positive or negative); zero elsewhere."""
-    return torch.where(positive_S, deltas_NS.clamp(min=0), deltas_NS.clamp(max=0))
+def agreeing(deltas_NS: Tensor, sign_S: Tensor) -> Tensor:
+    """Entries of the elected sign (-1 or 1; 0 elects none); zero elsewhere."""
+    return (deltas_NS * sign_S).clamp_(min=0) * sign_S
 
 
 def disjoint_merge(
-    agreeing_NS: Tensor, weights_N: Tensor, positive_S: Tensor, how: Literal["mean", "sum", "max"]
+    deltas_NS: Tensor, sign_S: Tensor, weights_N: Tensor, how: Literal["mean", "sum", "max"]
 ) -> Tensor:
-    """One value of those that agree (already times their weights): their mean, their sum, or the largest."""
+    """One value of the entries that agree with the elected sign: their mean, their sum, or the largest.
+
+    `deltas_NS` are already times their weights; the mean divides by the weights of those that agree.
+    """
+    along_NS = (deltas_NS * sign_S).clamp_(min=0)
     if how == "max":
-        size_S = agreeing_NS.abs().amax(dim=0)
-        return torch.where(positive_S, size_S, -size_S)
-    total_S = weighted_sum(agreeing_NS)
+        return along_NS.amax(dim=0) * sign_S
+    total_S = weighted_sum(along_NS) * sign_S
     if how == "sum":
         return total_S
-    divisor_S = weighted_sum((agreeing_NS != 0).to(total_S.dtype), weights_N)
+    divisor_S = weighted_sum(along_NS.sign(), weights_N)
     return total_S / divisor_S.where(divisor_S.abs() >= 1e-8, 1)
 
 
-def _count(vectors: Iterable[tuple[str, Tensor]], bin_of: Callable[[Tensor], Tensor], bins: int) -> Tensor:
+def _count(
+    vectors: Iterable[tuple[str, Tensor]], bins_of: Callable[[Tensor], Iterable[Tensor]], bins: int
+) -> Tensor:
     counts_NH: Tensor | None = None
     for _, deltas_NS in vectors:
-        binned_NS = bin_of(magnitude_bits(deltas_NS))
-        counted_NH = torch.stack([binned_S.flatten().bincount(minlength=bins) for binned_S in binned_NS])
+        binned = bins_of(magnitude_bits(deltas_NS))
+        counted_NH = torch.stack([entries.flatten().bincount(minlength=bins) for entries in binned])
         counts_NH = counted_NH if counts_NH is None else counts_NH.add_(counted_NH)
     return torch.zeros((1, bins), dtype=torch.int64) if counts_NH is None else counts_NH
 
 
-def _low_within(bits_NS: Tensor, bin_N: Tensor) -> Tensor:
-    """The lower bits of what lies in the expert's bin; all else falls into one bin above them."""
-    bin_NS = bin_N.view(-1, *[1] * (bits_NS.ndim - 1))
-    return (bits_NS & (_LOW - 1)).where(bits_NS >> _LOW_BITS == bin_NS, _LOW)
+def _low_within(bits_NS: Tensor, bin_N: Tensor) -> list[Tensor]:
+    """The lower bits of those entries of each expert that lie in its bin."""
+    return [
+        bits_S[bits_S >> _LOW_BITS == bin_] & (_LOW - 1)
+        for bits_S, bin_ in zip(bits_NS, bin_N.tolist(), strict=True)
+    ]
 
 
 def _bin_of_rank(counts_NH: Tensor, rank_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -108,9 +108,7 @@ def test_largest_share_elects_by_part_of_the_norm():
 @pytest.mark.parametrize(("how", "expected"), [("mean", 2.0), ("sum", 4.0), ("max", 3.0)])
 def test_disjoint_merge_uses_only_what_agrees(how, expected):
     deltas_NS = torch.tensor([[3.0], [1.0], [-2.0], [0.0]])
-    positive_S = torch.tensor([True])
 
-    agreeing_NS = task_vectors.agreeing(deltas_NS, positive_S)
-    merged_S = task_vectors.disjoint_merge(agreeing_NS, torch.ones(4), positive_S, how)
+    merged_S = task_vectors.disjoint_merge(deltas_NS, torch.tensor([1.0]), torch.ones(4), how)
 
     assert merged_S.item() == expected

@@ -18,6 +18,7 @@ class TransformersBackbone(Backbone):
     """A model class of transformers, named by `architectures` in config.json; blocks are found by inspection."""
 
     head_patterns = ("classifier.*", "score.*", "qa_outputs.*")
+    _outline: nn.Module | None = None  # a skeleton kept to ask for names
 
     def architecture(self) -> str:
         names = getattr(self.config, "architectures", None) or ()
@@ -46,8 +47,9 @@ class TransformersBackbone(Backbone):
 
     def skeleton(self) -> nn.Module:
         from accelerate import init_empty_weights
+        from transformers.initialization import no_init_weights
 
-        with init_empty_weights(include_buffers=False):
+        with no_init_weights(), init_empty_weights(include_buffers=False):
             model: nn.Module = self.model_class()(self.model_config())
         model.eval()
         model.requires_grad_(False)
@@ -56,7 +58,9 @@ class TransformersBackbone(Backbone):
     def module_names(self, names: tuple[str, ...]) -> dict[str, str]:
         from merging.checkpoints.names import module_names
 
-        return dict(module_names(self.skeleton(), names).renamed)
+        if self._outline is None:
+            self._outline = self.skeleton()
+        return dict(module_names(self._outline, names).renamed)
 
     def stacks(self, model: nn.Module) -> tuple[str, ...]:
         """Outermost ModuleLists of two or more children of one class (or one child) that hold linears."""
@@ -88,17 +92,9 @@ class TransformersBackbone(Backbone):
         self, batch: Batch, stack: str, module: str, tokens: tuple[int, ...], last: bool
     ) -> Tensor | None:
         mask_BT = batch.get(self._mask(stack, module))
-        if mask_BT is None or mask_BT.ndim != 2:
+        if mask_BT is None or mask_BT.ndim != 2 or bool((mask_BT != 0).all()):
             return None
-        shape = tuple(mask_BT.shape)
-        if tokens[: len(shape)] == shape:  # more axes: heads that share a norm
-            return mask_BT.float().reshape(*shape, *(1 for _ in tokens[2:])).expand(tokens)
-        if len(tokens) == 1 and tokens[0] == mask_BT.numel():
-            return mask_BT.float().reshape(-1)
-        raise TracingError(
-            f'"{module}" in "{stack}" sees tokens of shape {tokens}, the attention mask is {shape}',
-            remedy="Give batches without padding, or a backbone that weighs these tokens.",
-        )
+        return _spread(mask_BT.float(), tuple(tokens), f'"{module}" in "{stack}"')
 
     def _mask(self, stack: str, module: str) -> str:
         """The mask of the tokens that a module sees: a decoder's, but for keys and values of its cross-attention."""
@@ -118,3 +114,20 @@ class TransformersBackbone(Backbone):
                 f"{self.architecture()} gives neither pooled features nor hidden states for a linear head to read"
             )
         return hidden[:, 0]
+
+
+def _spread(mask_BT: Tensor, tokens: tuple[int, ...], where: str) -> Tensor:
+    """The mask over all axes of `tokens`: (B T), flattened, or with an axis more for the heads that share a norm."""
+    examples, length = mask_BT.shape
+    if tokens == (examples, length):
+        return mask_BT
+    if tokens == (examples * length,):
+        return mask_BT.reshape(-1)
+    places = [axis for axis in range(1, len(tokens)) if tokens[axis] == length]
+    if tokens[0] != examples or len(places) != 1:
+        raise TracingError(
+            f"{where} sees tokens of shape {tokens}, the attention mask is {(examples, length)}",
+            remedy="Give batches without padding or of another length, or a backbone that weighs these tokens.",
+        )
+    shape = [examples, *(length if axis == places[0] else 1 for axis in range(1, len(tokens)))]
+    return mask_BT.reshape(shape).expand(tokens)

@@ -14,6 +14,7 @@ from merging.contracts.calibrator import Calibrator
 from merging.contracts.merger import MergeNotes
 from merging.contracts.method import Progress, silent
 from merging.errors import DataError, NumericalError, RuleError
+from merging.layerwise import Placed
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from merging.data.task import CalibrationData, Examples
 
 
-class Surgery(Calibrator):
+class Surgery(Placed, Calibrator):
     """Learn a low-rank correction of each task's final feature (Yang et al., 2024).
 
     f' = f - W_up relu(W_down f), trained with Adam on the mean absolute difference to the expert's features.
@@ -40,7 +41,6 @@ class Surgery(Calibrator):
     paper = "arXiv:2402.02705"
     memory = "one whole model at a time, and the final features of all calibration examples"
     changes_inference = True
-    device: str = "cpu"  # where the models run; set by the pipeline. Training is always on the CPU.
 
     class Settings(BaseSettings):
         """The authors' values."""

@@ -19,9 +19,10 @@ _BLOCK = 1 << 22  # elements compared at a time
 class Alignment:
     """`source` has the expert's tensors under the base's names, all of the base's shapes.
 
-    `absent`: tensors of the base that `source` lacks for a good reason (heads, integers, parts outside the model); the
-    base's own are to be kept. `extra_heads`: name of a head's tensor -> name in the expert's file, for those that the
-    base lacks or has in another shape. `notes`: what was ignored. With `problems`, the expert cannot be merged.
+    `absent`: tensors of the base that `source` lacks for a good reason (heads, integers, parts outside the
+    model); the base's own are to be kept. `extra_heads`: name of a head's tensor -> name in the expert's
+    file, for those that the base lacks or has in another shape. `notes`: what was ignored. With `problems`,
+    the expert cannot be merged.
     """
 
     source: RenamedSource
@@ -140,7 +141,7 @@ class _Matching:
         return True
 
     def _may_have(self, name: str) -> bool:
-        """Whether a tensor of the expert that the base does not have is no problem (or one that is told apart)."""
+        """Whether the base may lack this tensor of the expert; a twin that differs is reported here."""
         place = self.expert_map.renamed.get(name, name)
         twin = next((self.by_place[alias] for alias in self._twins(place)), None)
         if twin is not None:

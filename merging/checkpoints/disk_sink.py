@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from merging.checkpoints.atomic import sync
 from merging.checkpoints.layout import INDEX, plan_layout
-from merging.checkpoints.publish import MANIFEST, Partial, sync
+from merging.checkpoints.publish import MANIFEST, Partial
 from merging.checkpoints.rounding import rounded
 from merging.checkpoints.side_files import SideFiles, side_files
 from merging.checkpoints.sink import CheckpointSink, row_range
@@ -30,9 +31,10 @@ _TIGHT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class SafetensorsSink(CheckpointSink):
     """Names, shapes and dtypes are those of `like`; `dtype` overrides that of floating tensors.
 
-    The place of every byte is known beforehand, so that tensors and row blocks may come in any order and from
-    several threads, each byte once, and nothing is held in memory. `close` lists all files in the manifest, moves
-    the folder to `target` by one rename, and carries over what the user put into a folder of ours that it replaces.
+    The place of every byte is known beforehand, so that tensors and row blocks may come in any order and
+    from several threads, each byte once, and nothing is held in memory. `close` lists all files in the
+    manifest, moves the folder to `target` by one rename, and carries over what the user put into a folder
+    of ours that it replaces.
     """
 
     def __init__(
@@ -106,7 +108,11 @@ class SafetensorsSink(CheckpointSink):
             self.abort()
             raise
         self._close_files()
-        self.notes += self._partial.publish()
+        try:
+            self.notes += self._partial.publish()
+        except OSError as error:  # nothing is deleted: the next run finishes or undoes it
+            self._partial.leave()
+            raise _failed(self.target, error) from error
 
     def abort(self) -> None:
         self._close_files()
@@ -222,7 +228,7 @@ def _with_dtype(config: Any, dtype: str) -> Any:
 def _failed(target: Path, error: OSError) -> MergingError:
     if error.errno in _TIGHT:
         return MergingError(
-            f"no room to write {target}: {error.strerror}; what was written so far is removed",
+            f"no room to write {target}: {error.strerror}; unfinished files are removed",
             remedy="Make room, or choose an output path on another disk.",
         )
     return MergingError(f"{target} cannot be written: {error.strerror or error}")

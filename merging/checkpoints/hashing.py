@@ -12,10 +12,10 @@ _FRESH = 2.0  # seconds: a file changed so recently could change again without i
 
 
 def sha256(path: Path, cache: MutableMapping[str, str] | None = None) -> str:
-    """Hash of the file's content, in hex. `cache` (kept by the caller, fit for JSON) is asked first and added to.
+    """Hash of the file's content, in hex. `cache`, kept by the caller and fit for JSON, is asked first.
 
-    An entry counts only for the same file with the same size and time of change. Names of blobs in the hub's cache
-    are not believed: they too are hashed by what is in them.
+    An entry counts only for the same file with the same size and time of change. Names of blobs in the
+    hub's cache are not believed: they too are hashed by what is in them.
     """
     file = path.resolve()
     status = file.stat()

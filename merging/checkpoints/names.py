@@ -12,10 +12,10 @@ from torch import nn
 class NameMap:
     """How the tensors of a checkpoint meet those of a module.
 
-    `converted` names take part in more than a renaming (experts that are stacked, projections that are split); they
-    map to the first module name that they contribute to. `unused` are names that the module does not have,
-    `missing` module names (parameters and stored buffers) that nothing fills, ties taken into account. `ties`: module
-    name -> the one whose tensor it shares.
+    `converted` names take part in more than a renaming (experts that are stacked, projections that are
+    split); they map to the first module name that they contribute to. `unused` are names that the module
+    does not have, `missing` module names (parameters and stored buffers) that nothing fills, ties taken
+    into account. `ties`: module name -> the one whose tensor it shares.
     """
 
     renamed: Mapping[str, str]
@@ -26,7 +26,7 @@ class NameMap:
 
     @property
     def stripped(self) -> str:
-        """The prefix that all names in the file have in common and that those in the module lack; often empty."""
+        """The prefix that all names in the file share and those in the module lack; often empty."""
         stored, inside = _common_prefix(self.renamed), _common_prefix(self.renamed.values())
         return stored if len(stored) > len(inside) else ""
 
@@ -77,8 +77,8 @@ def tie_group(name: str, ties: Mapping[str, str]) -> set[str]:
 class _Renaming:
     """What transformers does to one name when it loads a checkpoint; the identity for other modules."""
 
-    # These functions are not part of transformers' public interface, but they alone know the renamings of each
-    # architecture; from_pretrained calls them in just this way.
+    # These functions are not part of transformers' public interface, but they alone know the renamings of
+    # each architecture; from_pretrained calls them in just this way.
 
     def __init__(self, model: nn.Module, state: Mapping[str, object]) -> None:
         from transformers import PreTrainedModel

@@ -4,9 +4,10 @@ While a folder is being made it lies in a hidden one beside its target, `.NAME.p
 
     lock          held as long as the maker lives
     content/      the new folder
-    old/          the folder that was replaced, from the first rename until its leftovers are deleted
+    old/          the folder that it replaces, from the first rename on
+    done/         what is left of that one, on its way out
 
-`content` is whole before `old` appears, so a crash in between is finished by the next run.
+`content` is whole before `old` appears, so a replacement that was cut short is finished by the next run.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from merging.checkpoints.weight_files import is_weights
+from merging.checkpoints.atomic import sync, write_atomic
 from merging.errors import OutputError
 
 MANIFEST = "manifest.json"
+_PARTIAL = re.compile(r"\.(.+)\.partial-[0-9a-f]{8}")
 
 
 class Partial:
@@ -39,7 +43,7 @@ class Partial:
         self.content = self.folder / "content"
         try:
             self.folder.mkdir()
-            self._lock: int | None = _locked(self.folder)
+            self._lock: int | None = _locked(self.folder, make=True)
             self.content.mkdir()
         except OSError as error:
             raise OutputError(f"nothing can be written beside {self.target}: {error.strerror}") from error
@@ -51,6 +55,8 @@ class Partial:
         old = self.folder / "old"
         notes = []
         if self.target.exists():
+            if not self.target.is_dir():
+                raise OutputError(f"{self.target} has become a file while the run was working")
             os.rename(self.target, old)
             sync(self.target.parent)
             notes = _carry_over(old, self.content)
@@ -63,6 +69,11 @@ class Partial:
         """Delete what is left of the hidden folder."""
         if self._lock is not None:
             _delete(self.folder)
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave everything as it is, for `recover`."""
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
@@ -81,15 +92,12 @@ def check_target(target: Path) -> None:
         raise OutputError(f"{target} is a file, expected a folder", remedy="Choose another output path.")
     if not os.access(target, os.W_OK | os.X_OK):
         raise OutputError(f"{target} is read-only", remedy="Choose another output path.")
-    if listed_files(target) is None:
-        foreign = [
-            path.name for path in sorted(target.iterdir()) if path.name == "config.json" or is_weights(path)
-        ]
-        if foreign:
-            raise OutputError(
-                f"{target} holds a model that was not written by this program: {', '.join(foreign[:3])}",
-                remedy="Move it away, or choose another output path.",
-            )
+    present = sorted(path.name for path in target.iterdir())
+    if present and listed_files(target) is None:
+        raise OutputError(
+            f"{target} is not empty and was not written by this program: {', '.join(present[:3])}",
+            remedy="Move it away, or choose another output path.",
+        )
 
 
 def listed_files(folder: Path) -> dict[str, int] | None:
@@ -98,7 +106,8 @@ def listed_files(folder: Path) -> dict[str, int] | None:
     files = manifest.get("files") if manifest is not None else None
     if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
         return None
-    return files
+    inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
+    return files if inside else None
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any] | None:
@@ -111,29 +120,34 @@ def read_manifest(folder: Path) -> Mapping[str, Any] | None:
 
 
 def remove_listed(folder: Path) -> None:
-    """Delete what the folder's manifest lists, and the manifest; the user's files stay."""
+    """Delete what the folder's manifest lists; the user's files stay, and a manifest that lists nothing."""
     listed = listed_files(folder)
     if listed is None:
         return
-    for name in [
-        *listed,
-        MANIFEST,
-    ]:  # the manifest last: as long as it is there, the folder is known to be ours
+    for name in listed:
         (folder / name).unlink(missing_ok=True)
     for inner in sorted(_folders(folder), key=lambda path: -len(path.parts)):
-        _remove_if_empty(inner)
+        if inner != folder:
+            _remove_if_empty(inner)
+    if [path.name for path in folder.iterdir()] == [MANIFEST]:
+        (folder / MANIFEST).unlink()
+        folder.rmdir()
+    else:
+        write_atomic(folder / MANIFEST, json.dumps({"files": {}}) + "\n")
 
 
 def recover(target: Path) -> list[str]:
-    """Finish or clean what dead runs have left beside `target`; notes on what was done. User files are kept."""
+    """Finish or clean what dead runs have left beside `target`; notes on what was done."""
     target = target.parent.resolve() / target.name
     notes: list[str] = []
-    prefix = f".{target.name}.partial-"
-    for folder in sorted(path for path in target.parent.iterdir() if path.name.startswith(prefix)):
-        if not folder.is_dir() or folder.is_symlink():
+    for folder in sorted(target.parent.iterdir()):
+        if _target_name(folder) != target.name:
             continue
         try:
-            lock = _locked(folder)
+            lock = _locked(folder, make=False)
+        except FileNotFoundError:
+            _remove_if_empty(folder)  # all that a maker leaves which died at once, or while tidying up
+            continue
         except BlockingIOError:
             continue  # its maker lives
         try:
@@ -145,8 +159,14 @@ def recover(target: Path) -> list[str]:
 
 def partial_targets(folder: Path) -> list[Path]:
     """What hidden folders in `folder` were about to become."""
-    names = {path.name[1:].rpartition(".partial-")[0] for path in folder.glob(".?*.partial-*")}
-    return [folder / name for name in sorted(names)]
+    names = {_target_name(path) for path in folder.iterdir()} - {None}
+    return [folder / str(name) for name in sorted(filter(None, names))]
+
+
+def _target_name(folder: Path) -> str | None:
+    """The name of what a hidden folder was about to become, None for any other folder."""
+    match = _PARTIAL.fullmatch(folder.name)
+    return match[1] if match and folder.is_dir() and not folder.is_symlink() else None
 
 
 def _recover(folder: Path, target: Path) -> list[str]:
@@ -181,17 +201,13 @@ def _carry_over(old: Path, new: Path) -> list[str]:
         name = path.relative_to(old).as_posix()
         if name in ours:
             continue
-        destination = new / name
-        number = 0
-        while os.path.lexists(destination) or any(parent.is_file() for parent in _between(destination, new)):
-            number += 1
-            destination = (
-                new / f"{name.replace('/', '_') if number > 1 else name}.yours{number if number > 1 else ''}"
-            )
+        tops = (new / f"yours-{number}" if number else new for number in count())
+        destination = next(top / name for top in tops if _is_free(top / name, new))
         destination.parent.mkdir(parents=True, exist_ok=True)
         os.rename(path, destination)
-        if number:
-            notes.append(f"{name}: your file is now {destination.name}, its name was needed")
+        moved = destination.relative_to(new).as_posix()
+        if moved != name:
+            notes.append(f"{name}: its name was needed, your file is now {moved}")
     for folder in _folders(old):
         name = folder.relative_to(old).as_posix()
         if name != "." and not any(file.startswith(f"{name}/") for file in ours):
@@ -201,13 +217,17 @@ def _carry_over(old: Path, new: Path) -> list[str]:
     return notes
 
 
-def _between(path: Path, top: Path) -> list[Path]:
-    return [parent for parent in path.parents if parent != top and parent.is_relative_to(top)]
+def _is_free(path: Path, top: Path) -> bool:
+    """Whether a file can be put there: nothing has its name, and no file that of a folder on the way."""
+    above = [parent for parent in path.parents if parent.is_relative_to(top)]
+    return not os.path.lexists(path) and all(
+        parent.is_dir() or not os.path.lexists(parent) for parent in above
+    )
 
 
-def _locked(folder: Path) -> int:
+def _locked(folder: Path, *, make: bool) -> int:
     """An open lock of the folder. Raises BlockingIOError if another process holds it."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(folder / "lock", os.O_RDWR | (os.O_CREAT if make else 0), 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -218,7 +238,9 @@ def _locked(folder: Path) -> int:
 
 def _delete(folder: Path) -> None:
     """Delete a hidden folder, its lock last: what has no lock has no content either."""
-    for name in ("content", "old"):
+    if (folder / "old").exists():
+        os.rename(folder / "old", folder / "done")  # so that what is called old is always whole
+    for name in ("content", "done"):
         if (folder / name).exists():
             shutil.rmtree(folder / name)
     (folder / "lock").unlink(missing_ok=True)
@@ -239,12 +261,3 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _folders(folder: Path) -> list[Path]:
     return [Path(parent) for parent, _, _ in os.walk(folder)]
-
-
-def sync(path: Path) -> None:
-    """Wait until the file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

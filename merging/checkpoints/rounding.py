@@ -13,8 +13,8 @@ _CHUNK = 1 << 22  # elements
 def rounded(tensor: Tensor, dtype: torch.dtype, *, name: str, allow_nonfinite: bool = False) -> Tensor:
     """`tensor` in `dtype`, correctly rounded to nearest even, whatever it was computed in.
 
-    Integers and bools must come as they are stored. Raises NumericalError, naming the tensor, for a value that is
-    not finite or that `dtype` cannot hold.
+    Integers and bools must come as they are stored. Raises NumericalError, naming the tensor, for a value
+    that is not finite or that `dtype` cannot hold.
     """
     if not dtype.is_floating_point and not dtype.is_complex:
         if tensor.dtype != dtype:

@@ -5,37 +5,32 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
 
+from merging.checkpoints.atomic import write_atomic as write_atomic
+from merging.checkpoints.differences import differences
 from merging.checkpoints.publish import (
     listed_files,
     partial_targets,
     read_manifest,
     recover,
     remove_listed,
-    sync,
 )
 from merging.errors import OutputError, Problem
 
 _HIDDEN = ".merging"
-_RESERVED = (
-    "merged",
-    "calibrated",
-    "heads",
-    "report.json",
-    "report.html",
-)  # names that a run may want to use
+_RESERVED = ("merged", "calibrated", "heads", "report.json", "report.html")  # what a run may want to write
 
 
 class RunFolder:
     """`open` it before any work, `close` it at the end (or use `with`, after `open`).
 
-    `.merging/state.json` remembers the spec and everything that runs made here (`claim`); `.merging/lock` is held
-    while a run works.
+    `.merging/state.json` remembers the spec and everything that runs made here (`claim`); `.merging/lock` is
+    held while a run works.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,37 +42,67 @@ class RunFolder:
     def open(self, fingerprint: str, spec: Mapping[str, Any], *, overwrite: bool = False) -> list[str]:
         """Make the folder ours, or go on with a run of the same fingerprint; notes on what was tidied up.
 
-        Raises OutputError if another run works here, if it was made from another spec, or if it holds files that are
-        not ours, unless `overwrite`: then what earlier runs made is removed, and nothing else.
+        Raises OutputError if another run works here, if it was made from another spec, or if it holds files
+        that are not ours, unless `overwrite`: then what earlier runs made is removed, and nothing else.
         """
-        self._check_place()
-        before = self._read_state() if self.path.exists() else None
-        if before is None and self.path.exists() and not overwrite:
-            self._refuse_foreign()
-        self.path.mkdir(exist_ok=True)
-        (self.path / _HIDDEN).mkdir(exist_ok=True)
+        self.check()
+        if self.path.exists() and self._read_state() is None:
+            self._refuse_foreign(overwrite)
+        try:
+            self.path.mkdir(exist_ok=True)
+            self.state.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"nothing can be written in {self.path}: {error.strerror}") from error
         self._acquire()
         try:
             notes = [note for target in partial_targets(self.path) for note in recover(target)]
-            before = self._read_state()  # again: another run may just have ended
-            if before is None:
-                self._refuse_reserved()
-            elif before.get("fingerprint") != fingerprint:
+            before = self._read_state()
+            same = before is not None and before.get("fingerprint") == fingerprint
+            if before is not None and not same:
                 if not overwrite:
                     raise _other_spec(self.path, before.get("spec"), spec)
-                self._remove(before)
-            same = before is not None and before.get("fingerprint") == fingerprint
-            self._owned = list(before.get("owned", [])) if same and before is not None else []
+                self._remove(before["owned"])
+            known = before["owned"] if before is not None else []
+            self._owned = [name for name in known if same or (self.path / name).exists()]
             self._state = {"fingerprint": fingerprint, "spec": dict(spec)}
             self._save_state()
+            shutil.rmtree(self.work, ignore_errors=True)
+            self.work.mkdir()
+            for file in self.state.glob("*.tmp"):
+                file.unlink()
         except BaseException:
             self.close()
             raise
         return notes
 
+    def check(self) -> None:
+        """Raises OutputError if nothing can be written there; changes nothing."""
+        path = self.path
+        if path.exists() and not path.is_dir():
+            raise OutputError(f"{path} is a file, expected a folder", remedy="Choose another output path.")
+        if not path.exists() and not path.parent.is_dir():
+            raise OutputError(
+                f"{path} cannot be made: {path.parent} is not a folder",
+                remedy="Make it first, or choose another output path.",
+            )
+        place = path if path.exists() else path.parent
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise OutputError(f"{place} is read-only", remedy="Choose another output path.")
+
+    @property
+    def state(self) -> Path:
+        """Where a run may keep small files of its own between runs."""
+        return self.path / _HIDDEN
+
+    @property
+    def work(self) -> Path:
+        """Where a run may keep large files while it works; empty when it starts."""
+        return self.path / _HIDDEN / "work"
+
     def close(self) -> None:
         """Let other runs work here."""
         if self._lock is not None:
+            shutil.rmtree(self.work, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 
@@ -103,33 +128,18 @@ class RunFolder:
         manifest, files = read_manifest(folder), listed_files(folder)
         if manifest is None or files is None or manifest.get("fingerprint") != fingerprint:
             return False
-        return all(
-            (folder / file).is_file() and (folder / file).stat().st_size == size
-            for file, size in files.items()
-        )
+        paths = {folder / file: size for file, size in files.items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
     def write_atomic(self, name: str, text: str) -> Path:
         """Write a small file of ours so that it is there whole or as it was before."""
         path = self.claim(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
+        write_atomic(path, text, scratch=self.state)
         return path
 
-    def _check_place(self) -> None:
-        path = self.path
-        if path.exists() and not path.is_dir():
-            raise OutputError(f"{path} is a file, expected a folder", remedy="Choose another output path.")
-        if not path.exists() and not path.parent.is_dir():
-            raise OutputError(
-                f"{path} cannot be made: {path.parent} is not a folder",
-                remedy="Make it first, or choose another path.",
-            )
-        place = path if path.exists() else path.parent
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise OutputError(f"{place} is read-only", remedy="Choose another output path.")
-
     def _acquire(self) -> None:
-        lock = os.open(self.path / _HIDDEN / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,7 +155,7 @@ class RunFolder:
 
     def _read_state(self) -> dict[str, Any] | None:
         try:
-            found = json.loads((self.path / _HIDDEN / "state.json").read_bytes())
+            found = json.loads((self.state / "state.json").read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
         owned = found.get("owned") if isinstance(found, dict) else None
@@ -153,31 +163,31 @@ class RunFolder:
             return None
         for name in owned:
             _check_relative(name)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _save_state(self) -> None:
-        text = json.dumps({**self._state, "owned": self._owned}, indent=2, ensure_ascii=False) + "\n"
-        write_atomic(self.path / _HIDDEN / "state.json", text)
+        content = {**self._state, "owned": self._owned}
+        text = json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"
+        write_atomic(self.state / "state.json", text)
 
-    def _refuse_foreign(self) -> None:
+    def _refuse_foreign(self, overwrite: bool) -> None:
+        """What is there was not made by a run: nothing may lie under the names that a run writes."""
         present = sorted(path.name for path in self.path.iterdir() if path.name != _HIDDEN)
-        if present:
+        if present and not overwrite:
             shown = ", ".join(present[:3]) + (", ..." if len(present) > 3 else "")
             raise OutputError(
                 f"{self.path} is not empty and was not made by a run: {shown}",
                 remedy="Choose another output path, or use --overwrite; these files stay as they are.",
             )
-
-    def _refuse_reserved(self) -> None:
-        taken = [name for name in _RESERVED if os.path.lexists(self.path / name)]
+        taken = [name for name in _RESERVED if name in present]
         if taken:
             raise OutputError(
                 f"{self.path} holds {', '.join(taken)}, which a run needs to write and did not make",
                 remedy="Move it away, or choose another output path.",
             )
 
-    def _remove(self, state: Mapping[str, Any]) -> None:
-        for name in state["owned"]:
+    def _remove(self, owned: list[str]) -> None:
+        for name in owned:
             path = self.path / name
             if path.is_symlink() or path.is_file():
                 path.unlink()
@@ -189,53 +199,16 @@ class RunFolder:
                     folder.rmdir()
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write to a temporary file beside it, wait until that is on the disk, rename."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
-    sync(path.parent)
-
-
 def _other_spec(path: Path, before: Any, now: Mapping[str, Any]) -> OutputError:
-    old, new = _flat(before), _flat(now)
-    differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key, _ABSENT) != new.get(key, _ABSENT)]
-    problems = [Problem(key, f"{_shown(old, key)} there, {_shown(new, key)} now") for key in differing[:5]]
-    if len(differing) > 5:
-        problems.append(Problem("", f"and {len(differing) - 5} more"))
-    if not problems:
-        problems = [Problem("", "the spec is the same, the models or data that it names have changed")]
+    unchanged = Problem("", "the spec is the same, the models or data that it names have changed")
     return OutputError(
         f"{path} was made from another spec",
-        problems=problems,
+        problems=differences(before, now) or [unchanged],
         remedy="Choose another output path, or use --overwrite to replace what that run made.",
     )
 
 
-_ABSENT = object()
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key], ensure_ascii=False) if key in values else "not set"
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, Mapping) and value:
-        inner = {}
-        for key, part in value.items():
-            inner |= _flat(part, f"{path}.{key}" if path else str(key))
-        return inner
-    return {path: value}
-
-
 def _check_relative(name: str) -> None:
-    parts = PurePosixPath(name).parts
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or parts[0] == _HIDDEN:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or path.parts[0] == _HIDDEN:
         raise OutputError(f'"{name}" is not the name of something in the output folder')

@@ -17,12 +17,12 @@ from merging.errors import CheckpointError, Problem
 class SafetensorsSource(CheckpointSource):
     """A folder, or one file. Headers are checked against the files at once; data is read when asked for.
 
-    `ignored` are other weights in the folder, `metadata` is the files' own. Several threads may read; no file is
-    held open.
+    `ignored` are other weights in the folder, `metadata` is the files' own. Several threads may read; no
+    file is held open.
     """
 
-    # Data is read into memory, not mapped: mapped pages count as the process's memory until it ends, and a file
-    # that is cut short while mapped kills the process instead of raising an error.
+    # Data is read into memory, not mapped: mapped pages count as the process's memory until it ends, and a
+    # file that is cut short while mapped kills the process instead of raising an error.
 
     def __init__(self, path: Path, label: str = "") -> None:
         self.label = label or str(path)
@@ -58,7 +58,8 @@ class SafetensorsSource(CheckpointSource):
         return self._place(name)[1].spec
 
     def shard(self, name: str) -> str | None:
-        return self._place(name)[0].name if self._sharded else None
+        file, _ = self._place(name)
+        return file.name if self._sharded else None
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         file, place = self._place(name)

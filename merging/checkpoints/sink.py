@@ -44,7 +44,7 @@ class CheckpointSink(ABC):
 
 
 def row_range(name: str, spec: TensorSpec, tensor: Tensor, rows: slice | None) -> tuple[int, int]:
-    """First row and the one after the last; a single number is one row. Raises CheckpointError for a misfit."""
+    """First row and the one after the last; a single number is one row. A misfit is a CheckpointError."""
     first, last, expected = 0, (spec.shape or (1,))[0], spec.shape
     if rows is not None:
         if not spec.shape:

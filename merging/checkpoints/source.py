@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
-        return torch.Size(self.shape).numel()
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,8 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training 
 class TorchBinSource(CheckpointSource):
     """A folder with `pytorch_model.bin` (or its index), or one `.bin`, `.pt`, `.pth` or `.ckpt` file.
 
-    A file that needs anything but tensors to be built is refused before any of it is. Data is mapped into memory.
+    A file that needs anything but tensors to be built is refused before any of it is. Data is mapped into
+    memory.
     """
 
     def __init__(self, path: Path, label: str = "") -> None:
@@ -75,7 +77,7 @@ class TorchBinSource(CheckpointSource):
 
 
 def _refuse_code(file: Path) -> None:
-    """Raises CheckpointError if building the file's content takes more than tensors; looks, builds nothing."""
+    """Raises CheckpointError if the content takes more than tensors to build; builds nothing."""
     with file.open("rb") as stream:
         start = stream.read(100)
     refuse_pointer(file, start)
@@ -102,7 +104,9 @@ def _refuse_code(file: Path) -> None:
 
 def _load(file: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other pickle protocols and of sparse tensors: told below
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         raise _unsafe(file, "something that is not a tensor") from error
     except Exception as error:  # torch raises RuntimeError, EOFError, KeyError, ... for files that are broken
@@ -141,7 +145,7 @@ def _state_dict(file: Path, found: Any) -> tuple[dict[str, Tensor], tuple[str, .
 def _unsafe(file: Path, what: str) -> CheckpointError:
     return CheckpointError(
         f"{file} holds code and not only tensors ({what}); it was not loaded",
-        remedy="Ask for the weights as safetensors, or convert it where it was made: there, with its own code,\n"
+        remedy="Ask for it as safetensors, or convert it where it was made: there, with its own code,\n"
         '  safetensors.torch.save_model(model, "model.safetensors")  writes the tensors alone.',
     )
 

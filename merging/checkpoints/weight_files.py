@@ -1,8 +1,9 @@
 """Which files of a folder hold the weights: one rule, and a list of what it passes over.
 
-The rule: `model.safetensors.index.json` and the shards that it names; else `model.safetensors`; else the same for
-`open_clip_model` and `diffusion_pytorch_model`; else the only safetensors file there is. If there is none at all,
-the same for `pytorch_model.bin`. Everything else that looks like weights is ignored, and said to be.
+The rule: `model.safetensors.index.json` and the shards that it names; else `model.safetensors`; else the
+same for `open_clip_model` and `diffusion_pytorch_model`; else the only safetensors file there is. If there
+is none at all, the same for `pytorch_model.bin`. Everything else that looks like weights is ignored, and
+said to be.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _PREFERRED_PICKLED = ("pytorch_model.bin", "open_clip_pytorch_model.bin", "diffu
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files to read. `placement`: tensor -> file name, if an index says so. `ignored`: weights not read."""
+    """The files to read. `placement`: tensor -> file, if an index says so. `ignored`: weights not read."""
 
     files: tuple[Path, ...]
     placement: Mapping[str, str] | None = None
@@ -154,7 +155,7 @@ def refuse_outside(folder: Path, file: Path) -> None:
 
 
 def is_weights(file: Path) -> bool:
-    """Whether it looks like weights of a whole model, or their index; adapters and optimisers do not count."""
+    """Whether it looks like weights of a whole model, or their index; adapters do not count."""
     if file.is_dir() or any(fnmatch(file.name, pattern) for pattern in (*_TRAINING, *_ADAPTER)):
         return False
     return any(fnmatch(file.name, pattern) for pattern in _WEIGHTS)

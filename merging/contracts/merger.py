@@ -65,7 +65,7 @@ class TensorMerger(Merger):
     # and if "base" is not in `needs`, `base_S` has a shape and no data
     experts: tuple[str, ...] = ()
     weights_N: Tensor
-    offset: int = 0  # place of the block's first entry in the flattened parameter; 0 where it comes whole
+    vectors: TaskVectors  # what is being walked: in `prepare`, and behind `combine`
 
     @property
     def elementwise(self) -> bool:
@@ -78,6 +78,18 @@ class TensorMerger(Merger):
     @abstractmethod
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         """The merged parameter, of the base's shape; `deltas_NS` are expert minus base, in `precision`."""
+
+    def uniforms(self, name: str, deltas_NS: Tensor) -> Tensor:
+        """Random numbers in (0, 1), one per entry of `deltas_NS`, for the block that is being walked.
+
+        They depend on the seed, the expert's name, the tensor's name and the entry's place, and on nothing else.
+        """
+        import torch
+
+        from merging.draws import uniforms
+
+        shape, place = deltas_NS.shape[1:], self.vectors.offset
+        return torch.stack([uniforms(shape, place, self.seed, expert, name) for expert in self.experts])
 
     def merge(
         self,
@@ -102,7 +114,7 @@ class TensorMerger(Merger):
             base="base" in self.needs,
             progress=progress,
         )
-        self.experts = vectors.experts
+        self.vectors, self.experts = vectors, vectors.experts
         self.weights_N = torch.tensor([models.weights[task] for task in self.experts], dtype=vectors.dtype)
         self.prepare(vectors)
         total = sum(models.base.spec(name).bytes for name in models.base.names())
@@ -110,7 +122,6 @@ class TensorMerger(Merger):
         for name in models.base.names():
             if name in vectors.names:
                 for rows, base_S, deltas_NS in vectors.blocks(name):
-                    self.offset = rows.start * base_S[0].numel() if rows is not None else 0
                     sink.write(name, self._combined(name, base_S, deltas_NS), rows)
             else:
                 sink.write(name, models.base.read(name))

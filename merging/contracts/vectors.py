@@ -5,7 +5,8 @@ Shape letters: N experts, S the shape of the parameter (or of a block of its row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ class TaskVectors:
         self._differences, self._base = differences, base or differences
         self._progress = progress
         self.dtype = dtype
+        self.offset = (
+            0  # of the block last handed out: the place of its first entry in the flattened parameter
+        )
         self.experts: tuple[str, ...] = tuple(sorted(models.tasks))
         self.names: dict[str, None] = {
             name: None
@@ -63,6 +67,7 @@ class TaskVectors:
         stack_MS = self._empty(spec, height)
         for rows in blocks:
             part_MS = stack_MS if rows is None else stack_MS[:, : rows.stop - rows.start]
+            self.offset = 0 if rows is None else rows.start * (spec.elements // spec.shape[0])
             yield rows, *self._read_into(part_MS, name, rows)
 
     def read(self, name: str, rows: slice | None = None) -> tuple[Tensor, Tensor]:
@@ -99,6 +104,18 @@ class TaskVectors:
             if self._differences:
                 expert_S.sub_(base_S)
         return base_S, experts_NS
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Task vectors with `change(name, deltas_NS)` in place of deltas_NS, made anew at every walk."""
+
+    vectors: TaskVectors
+    change: Callable[[str, Tensor], Tensor]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, deltas_NS in self.vectors:
+            yield name, self.change(name, deltas_NS)
 
 
 def row_blocks(spec: TensorSpec) -> list[slice | None]:

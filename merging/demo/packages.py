@@ -13,10 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from merging.contracts.method import Progress
 from merging.errors import MergingError
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and how much there is to do."""
 
 _POLL_SECONDS = 0.5
 

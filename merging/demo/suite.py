@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from merging.contracts.method import Progress, silent
 from merging.demo import packages
-from merging.demo.packages import Progress, Wheel
+from merging.demo.packages import Wheel
 from merging.demo.publishing import copy, published
 from merging.errors import MergingError, OutputError
 
@@ -45,7 +46,7 @@ def build(folder: Path, *, cache: Path | None = None, progress: Progress | None 
     What `folder` already holds of it stays, above all a spec that has been edited. `cache` is by default
     $MERGING_CACHE or ~/.cache/merging. `progress` is told often what is being done.
     """
-    report = progress or _ignore
+    report = progress or silent
     folder = Path(folder)
     recipe = fingerprint()
     _claim(folder, recipe)
@@ -164,18 +165,13 @@ def _make_task(task: Task, made: Path, base: Path, report: Progress) -> None:
             write_pictures(task.test, task.classes, making / "test")
     if not head.exists():
         with published(head) as making:
-            save_file(head_of(base, task.train, len(task.classes)), making)
+            watch = partial(report, f"head {task.name}")
+            save_file(head_of(base, task.train, len(task.classes), watch), making)
     if not expert.exists():
         with published(expert) as making:
-            train_expert(
-                base,
-                task.train,
-                load_file(head),
-                making,
-                steps=STEPS[task.name],
-                seed=SEED,
-                report=partial(report, f"train {task.name}"),
-            )
+            watch = partial(report, f"train {task.name}")
+            steps = STEPS[task.name]
+            train_expert(base, task.train, load_file(head), making, steps=steps, seed=SEED, report=watch)
 
 
 def _require(*modules: str) -> None:
@@ -185,7 +181,3 @@ def _require(*modules: str) -> None:
             f"the demo also needs {' and '.join(missing)}",
             remedy='Install what it takes:  pip install "merging[demo]"',
         )
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Progress that nobody watches."""

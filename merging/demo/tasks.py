@@ -46,7 +46,7 @@ class Task:
     test: Pictures
 
     def calibration(self, examples: int) -> Pictures:
-        """Training pictures, equally many of each class: `examples` in all, or the few more that this takes."""
+        """Training pictures, equally many of each class: `examples` in all, or the few more it takes."""
         return self.train.spread(-(-examples // len(self.classes)))
 
 

@@ -49,8 +49,8 @@ def _of_solver(solver: Sequence[SolverRow]) -> list[str]:
     if short:
         worst = min(short, key=lambda row: row.tokens / row.features)
         found.append(
-            f"{len(short)} of {len(solver)} solves saw fewer tokens than features; worst: {worst.module} with "
-            f"{worst.tokens} tokens for {worst.features} features. Use more calibration examples."
+            f"{len(short)} of {len(solver)} solves saw fewer tokens than features; worst: {worst.module} "
+            f"with {worst.tokens} tokens for {worst.features} features. Use more calibration examples."
         )
     ill = [row for row in solver if not row.condition < ILL_CONDITIONED]
     if ill:

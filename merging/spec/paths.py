@@ -33,6 +33,9 @@ class Paths:
         """An absolute path, or a hub id as it is. A local path must exist."""
         path = self.absolute(text)
         if exists(path):
+            if revision is not None:
+                what = f'found a revision, but "{shortened(text)}" is on this machine'
+                self._findings.add(where, what, "A revision is for models of the hub; leave it out.")
             return str(path)
         if not self._is_local(text, pinned=revision is not None):
             return text

@@ -34,12 +34,14 @@ class Places:
     def _remedy(self, unknown: UnknownKey) -> str:
         where, key, value = unknown
         here = self._keys.get(where, {})
-        if isinstance(value, Mapping) and (inner := [name for name in value if name in here]):
+        levels = [level for level in self._others(where) if key in self._keys[level]]
+        inner = [name for name in value if name in here] if isinstance(value, Mapping) else []
+        if inner and not levels:
             return f'write {_quoted(inner)} directly in {_level(where)}, without "{key}"'
         remarks = []
         if guess := nearest(key, here) or _same_part(key, here) or _same_symbol(key, here):
             remarks.append(f'did you mean "{guess}"?')
-        if levels := [level for level in self._others(where) if key in self._keys[level]]:
+        if levels:
             remarks.append(f'"{key}" is a key of {_level(levels[0])}')
         if remarks:
             return "; ".join(remarks)

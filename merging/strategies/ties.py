@@ -51,7 +51,7 @@ class Ties(TensorMerger):
     _vectors: TaskVectors
     _thresholds_N: Tensor
     _norms_N: Tensor
-    _majority: bool | None = None
+    _balance: int | None = None  # elected signs of the whole model, summed
 
     @property
     def elementwise(self) -> bool:
@@ -60,20 +60,21 @@ class Ties(TensorMerger):
     def prepare(self, vectors: TaskVectors) -> None:
         from merging.task_vectors import magnitude_thresholds, norms
 
-        self._vectors, self._majority = vectors, None
+        self._vectors, self._balance = vectors, None
         if self.settings.trim == "model":
             self._thresholds_N = magnitude_thresholds(vectors, self.settings.density)
         if self.settings.elect == "normfrac":
             self._norms_N = norms((name, self._trimmed(deltas_NS)) for name, deltas_NS in vectors)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.task_vectors import agreeing, disjoint_merge
+        from merging.task_vectors import disjoint_merge
 
         trimmed_NS = self._trimmed(deltas_NS)
-        positive_S = self._positive(trimmed_NS)
-        merged_S = disjoint_merge(
-            agreeing(trimmed_NS, positive_S), self.weights_N, positive_S, self.settings.merge
-        )
+        sign_S = self._elected(trimmed_NS)
+        cancelled_S = (sign_S == 0) & (trimmed_NS.abs().amax(dim=0) > 0)
+        if cancelled_S.any():
+            sign_S[cancelled_S] = self._majority()
+        merged_S = disjoint_merge(trimmed_NS, sign_S, self.weights_N, self.settings.merge)
         return base_S + self.settings.scale * merged_S
 
     def _trimmed(self, deltas_NS: Tensor) -> Tensor:
@@ -86,14 +87,6 @@ class Ties(TensorMerger):
             trimmed_NS = trim_each(deltas_NS, self.settings.density)
         return trimmed_NS * self.weights_N.view(-1, *[1] * (deltas_NS.ndim - 1))
 
-    def _positive(self, trimmed_NS: Tensor) -> Tensor:
-        """Whether the elected sign is +. Where entries cancel, the whole model's majority (or +) decides."""
-        sign_S = self._elected(trimmed_NS)
-        cancelled_S = (sign_S == 0) & (trimmed_NS != 0).any(dim=0)
-        if not cancelled_S.any():
-            return sign_S > 0
-        return (sign_S > 0) | (cancelled_S & self._majority_is_positive())
-
     def _elected(self, trimmed_NS: Tensor) -> Tensor:
         from merging.task_vectors import elect_by_largest_share, elect_by_mass
 
@@ -101,16 +94,15 @@ class Ties(TensorMerger):
             return elect_by_mass(trimmed_NS)
         return elect_by_largest_share(trimmed_NS, self._norms_N)
 
-    def _majority_is_positive(self) -> bool:
-        """Whether more + than - were elected in the whole model; a draw counts as -, as in the authors' code.
+    def _majority(self) -> int:
+        """The sign for entries where the experts cancel: + per tensor, else what most of the model elects.
 
-        One more walk over the model, so only where entries do cancel.
+        A draw gives -, as in the authors' code. It takes one more walk, so it is counted when first needed.
         """
         if self.settings.trim == "tensor":
-            return True
-        if self._majority is None:
-            balance = sum(
+            return 1
+        if self._balance is None:
+            self._balance = sum(
                 int(self._elected(self._trimmed(deltas_NS)).sum()) for _, deltas_NS in self._vectors
             )
-            self._majority = balance > 0
-        return self._majority
+        return 1 if self._balance > 0 else -1

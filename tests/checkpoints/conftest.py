@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-SIZE = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-IMAGE = dict(image_size=32, patch_size=8)
-LLAMA = dict(**SIZE, num_key_value_heads=2, vocab_size=64, bos_token_id=1, eos_token_id=2)
-TEXT = dict(**SIZE, vocab_size=64, bos_token_id=1, eos_token_id=2, max_position_embeddings=16)
+SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+IMAGE = {"image_size": 32, "patch_size": 8}
+TOKENS = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA = {**SIZE, **TOKENS, "num_key_value_heads": 2}
+TEXT = {**SIZE, **TOKENS, "max_position_embeddings": 16}
 
 
 def _models() -> dict[str, Callable[..., torch.nn.Module]]:
@@ -34,7 +35,13 @@ def _models() -> dict[str, Callable[..., torch.nn.Module]]:
         ),
         "t5": lambda **more: t.T5ForConditionalGeneration(
             t.T5Config(
-                d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0
+                d_model=32,
+                d_kv=8,
+                d_ff=64,
+                num_layers=2,
+                num_heads=4,
+                vocab_size=64,
+                decoder_start_token_id=0,
             )
         ),
         "bert": lambda **more: t.BertModel(t.BertConfig(**SIZE, vocab_size=64, **more)),

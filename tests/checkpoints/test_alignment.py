@@ -135,9 +135,7 @@ def test_heads_that_a_headless_base_lacks_are_set_aside(tiny, tmp_path):
         "classifier.bias": "classifier.bias",
     }
     assert set(found.absent) == {"pooler.dense.weight", "pooler.dense.bias"}
-    assert torch.equal(
-        found.source.read("embeddings.cls_token"), expert["vit.embeddings.cls_token"]
-    )
+    assert torch.equal(found.source.read("embeddings.cls_token"), expert["vit.embeddings.cls_token"])
 
 
 def test_a_missing_pooler_that_is_no_head_is_a_problem(tiny, tmp_path):
@@ -217,7 +215,9 @@ def test_bert_with_old_names_of_its_norms(tiny, tmp_path):
     base = stored(model, tmp_path)
     expert = {
         "bert."
-        + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
         for name, value in base.items()
     }
     expert["cls.predictions.bias"] = torch.zeros(64)

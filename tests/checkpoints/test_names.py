@@ -107,7 +107,8 @@ def test_t5_stores_its_shared_embedding_once(tiny, tmp_path):
 def test_bert_with_old_prefix_and_old_norm_names(tiny, tmp_path):
     model = tiny("bert")
     old = {
-        "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        "bert."
+        + name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         for name in stored_names(model, tmp_path)
     }
     assert any(name.endswith("gamma") for name in old)
@@ -137,9 +138,7 @@ def test_mixtral_experts_are_converted_not_renamed(tiny, tmp_path):
 def test_renamed_tensors_are_what_from_pretrained_puts_there(tiny, tmp_path):
     for kind in ("clip_vision", "vit_classifier", "dinov2", "llama_tied", "t5", "bert", "gpt2"):
         model = tiny(kind)
-        found = module_names(
-            skeleton(type(model), model.config), stored_names(model, tmp_path / kind)
-        )
+        found = module_names(skeleton(type(model), model.config), stored_names(model, tmp_path / kind))
         source = SafetensorsSource(tmp_path / kind)
         state = type(model).from_pretrained(tmp_path / kind).state_dict()
         for stored, inside in found.renamed.items():

@@ -88,9 +88,9 @@ def _split(params: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     thresholds_N = task_vectors.magnitude_thresholds(vectors, share(params["threshold"]))
     trimmed = {name: task_vectors.trim(deltas_NS, thresholds_N) for name, deltas_NS in vectors}
     signs = {name: task_vectors.elect_by_mass(trimmed_NS) for name, trimmed_NS in trimmed.items()}
-    majority = sum(float(sign_S.sum()) for sign_S in signs.values()) > 0
+    majority = 1.0 if sum(float(sign_S.sum()) for sign_S in signs.values()) > 0 else -1.0
     selected = {
-        name: task_vectors.agreeing(trimmed_NS, (signs[name] > 0) | ((signs[name] == 0) & majority))
+        name: task_vectors.agreeing(trimmed_NS, signs[name].where(signs[name] != 0, majority))
         for name, trimmed_NS in trimmed.items()
     }
     experts = range(len(inputs["experts"]))

@@ -1,0 +1,105 @@
+"""DARE-TIES: drop entries at random, then merge as TIES does.
+
+Shape letters: N experts, S the shape of the parameter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from merging.contracts.merger import TensorMerger
+from merging.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from merging.contracts.vectors import TaskVectors
+
+
+class DareTies(TensorMerger):
+    """Drop entries of each task vector at random and rescale the rest, then elect signs and merge what agrees.
+
+    t_i = m_i (W_i - W_0) / density with m_i ~ Bernoulli(density), then TIES on t_i. Yu et al., 2024.
+    """
+
+    paper = "arXiv:2311.03099"
+    memory = (
+        'a row block of the base and of each expert, in float64; with rescale "norm" the whole largest tensor'
+    )
+    weighted = True
+    precision = "float64"
+
+    class Settings(Settings):
+        scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
+        density: float = Field(
+            0.5, gt=0, le=1, description="Share of entries kept by the random drop (1 - p)."
+        )
+        rescale: Literal["expectation", "norm", "none"] = Field(
+            "expectation",
+            description="What is kept is divided by the density, scaled to each tensor's L1 norm from before "
+            "the drop, or left as it is.",
+        )
+        trim: float = Field(
+            1.0,
+            gt=0,
+            le=1,
+            description="Share of entries of the whole dropped task vector that TIES keeps (K); 1: no trim.",
+        )
+        merge: Literal["mean", "sum", "max"] = Field(
+            "mean", description="What becomes of the entries that agree: their mean, sum, or the largest."
+        )
+
+    _thresholds_N: Tensor
+    _balance: int | None = None  # elected signs of the whole model, summed
+
+    @property
+    def elementwise(self) -> bool:
+        return self.settings.rescale != "norm"
+
+    def prepare(self, vectors: TaskVectors) -> None:
+        from merging.contracts.vectors import Changed
+        from merging.task_vectors import magnitude_thresholds
+
+        self._balance = None
+        self._thresholds_N = magnitude_thresholds(Changed(vectors, self._dropped), self.settings.trim)
+
+    def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
+        from merging.task_vectors import disjoint_merge, elect_by_mass
+
+        trimmed_NS = self._trimmed(name, deltas_NS)
+        sign_S = elect_by_mass(trimmed_NS)
+        cancelled_S = (sign_S == 0) & (trimmed_NS.abs().amax(dim=0) > 0)
+        if cancelled_S.any():
+            sign_S[cancelled_S] = self._majority()
+        merged_S = disjoint_merge(trimmed_NS, sign_S, self.weights_N, self.settings.merge)
+        return base_S + self.settings.scale * merged_S
+
+    def _dropped(self, name: str, deltas_NS: Tensor) -> Tensor:
+        from merging.sparsifying import dropped
+
+        if self.settings.density == 1:
+            return deltas_NS
+        keep_NS = self.uniforms(name, deltas_NS) < self.settings.density
+        return dropped(deltas_NS, keep_NS, self.settings.density, self.settings.rescale)
+
+    def _trimmed(self, name: str, deltas_NS: Tensor) -> Tensor:
+        """What is left of the task vectors after drop and trim, times the experts' weights."""
+        from merging.task_vectors import spread, trim
+
+        trimmed_NS = trim(self._dropped(name, deltas_NS), self._thresholds_N)
+        return trimmed_NS * spread(self.weights_N, deltas_NS)
+
+    def _majority(self) -> int:
+        """The sign for entries where the experts cancel: + without a trim, else as in TIES."""
+        from merging.task_vectors import elect_by_mass
+
+        if self.settings.trim == 1:
+            return 1
+        if self._balance is None:
+            offset = self.vectors.offset
+            signs = (elect_by_mass(self._trimmed(name, deltas_NS)) for name, deltas_NS in self.vectors)
+            self._balance = sum(int(sign_S.sum()) for sign_S in signs)
+            self.vectors.offset = offset
+        return 1 if self._balance > 0 else -1

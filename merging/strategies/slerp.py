@@ -1,0 +1,70 @@
+"""SLERP: interpolation between two models along an arc.
+
+Shape letters: N experts, S the shape of the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from merging.contracts.merger import TensorMerger
+from merging.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Slerp(TensorMerger):
+    """Interpolate between two models along an arc, tensor by tensor: two experts, or the base and one expert.
+
+    W = [sin((1 - t) theta) A + sin(t theta) B] / sin theta, theta the angle between A and B. With one expert A is
+    the base and B the expert; with two, t is the second's share of their weights. Shoemake, 1985.
+    """
+
+    paper = "doi:10.1145/325334.325242"
+    memory = "the largest tensor of the base and of each expert, in float64, three times"
+    weighted = True
+    precision = "float64"
+    differences = False
+
+    class Settings(Settings):
+        t: float | None = Field(
+            None,
+            ge=0,
+            le=1,
+            description="How far from the base (0) to the one expert (1); half way if not given (t).",
+        )
+        linear_above: float = Field(
+            0.9995, gt=0, le=1, description="Interpolate linearly where |cos theta| is above this."
+        )
+
+    @classmethod
+    def check(cls, settings: Any, weights: Mapping[str, float]) -> list[str]:
+        if len(weights) not in (1, 2):
+            return [f"slerp takes one or two experts, {len(weights)} are given"]
+        if len(weights) == 1:
+            return (
+                ['with one expert "t" says how far to go; leave out "weight"']
+                if set(weights.values()) != {1}
+                else []
+            )
+        problems = (
+            ['with two experts their weights say how far to go; leave out "t"']
+            if settings.t is not None
+            else []
+        )
+        if min(weights.values()) < 0 or sum(weights.values()) == 0:
+            problems.append("the weights must not be negative, nor all 0")
+        return problems
+
+    def combine(self, name: str, base_S: Tensor, experts_NS: Tensor) -> Tensor:
+        from merging.spheres import slerp
+
+        if len(experts_NS) == 1:
+            t = 0.5 if self.settings.t is None else self.settings.t
+            return slerp(base_S, experts_NS[0], t, self.settings.linear_above)
+        t = float(self.weights_N[1] / self.weights_N.sum())
+        return slerp(experts_NS[0], experts_NS[1], t, self.settings.linear_above)
