@@ -22,14 +22,10 @@ _HIGH = 1 << (31 - _LOW_BITS)
 
 def weighted_sum(tensors_NS: Tensor, weights_N: Tensor | None = None) -> Tensor:
     """sum_i w_i x_i, added up in order. torch's own sum orders the additions by the size of the block."""
-    terms = (
-        list(tensors_NS)
-        if weights_N is None
-        else [w * x_S for w, x_S in zip(weights_N, tensors_NS, strict=True)]
-    )
-    total_S = terms[0].clone()
-    for term_S in terms[1:]:
-        total_S += term_S
+    weights = [1.0] * len(tensors_NS) if weights_N is None else weights_N.tolist()
+    total_S = tensors_NS[0] * weights[0]
+    for weight, tensor_S in zip(weights[1:], tensors_NS[1:], strict=True):
+        total_S += tensor_S if weight == 1 else tensor_S * weight
     return total_S
 
 
@@ -58,8 +54,7 @@ def magnitude_thresholds(vectors: Iterable[tuple[str, Tensor]], density: float) 
 
 def trim(deltas_NS: Tensor, threshold_N: Tensor) -> Tensor:
     """Entries whose magnitude reaches their expert's threshold; zero elsewhere."""
-    threshold_NS = threshold_N.view(-1, *[1] * (deltas_NS.ndim - 1))
-    return deltas_NS.where(magnitude_bits(deltas_NS) >= threshold_NS, 0)
+    return deltas_NS.where(magnitude_bits(deltas_NS) >= spread(threshold_N, deltas_NS), 0)
 
 
 def largest(magnitudes_S: Tensor, count: int) -> Tensor:
@@ -92,7 +87,7 @@ def elect_by_mass(deltas_NS: Tensor) -> Tensor:
 
 def elect_by_largest_share(deltas_NS: Tensor, norms_N: Tensor) -> Tensor:
     """The sign of the expert for which the entry is the largest part of its squared norm, first of equals."""
-    norms_NS = norms_N.clamp(min=torch.finfo(norms_N.dtype).tiny).view(-1, *[1] * (deltas_NS.ndim - 1))
+    norms_NS = spread(norms_N.clamp(min=torch.finfo(norms_N.dtype).tiny), deltas_NS)
     winner_S = (deltas_NS / norms_NS).square().argmax(dim=0, keepdim=True)
     return deltas_NS.gather(0, winner_S)[0].sign()
 
@@ -101,6 +96,11 @@ def norms(vectors: Iterable[tuple[str, Tensor]]) -> Tensor:
     """The Euclidean norm of each expert's whole task vector."""
     squares = [torch.stack([delta_S.square().sum() for delta_S in deltas_NS]) for _, deltas_NS in vectors]
     return weighted_sum(torch.stack(squares)).sqrt() if squares else torch.zeros(0)
+
+
+def spread(values_N: Tensor, tensors_NS: Tensor) -> Tensor:
+    """One value per expert, in a shape that multiplies `tensors_NS`."""
+    return values_N.view(-1, *[1] * (tensors_NS.ndim - 1))
 
 
 def agreeing(deltas_NS: Tensor, sign_S: Tensor) -> Tensor:

@@ -116,6 +116,8 @@ class _Matching:
             reason = "integers that it does not have, the base's are kept"
         elif self._is_head(name, self.base_map):
             reason = "has no such head, the base's is kept"
+        elif name in self.base_map.obsolete:
+            reason = "has not what the model computes itself, the base's is kept"
         elif name in self.base_outside:
             reason = "parts of the base outside the model that is merged are kept"
         else:
@@ -150,6 +152,8 @@ class _Matching:
             self.ignored.setdefault("integers that the base does not have are ignored", []).append(name)
         elif self._is_head(name, self.expert_map):
             self.heads[place] = name
+        elif name in self.expert_map.obsolete:
+            self.ignored.setdefault("what the model computes itself is ignored", []).append(name)
         elif name in self.expert_outside:
             self.ignored.setdefault("parts outside the model that is merged are ignored", []).append(name)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,13 +15,15 @@ class NameMap:
 
     `converted` names take part in more than a renaming (experts that are stacked, projections that are
     split); they map to the first module name that they contribute to. `unused` are names that the module
-    does not have, `missing` module names (parameters and stored buffers) that nothing fills, ties taken
-    into account. `ties`: module name -> the one whose tensor it shares.
+    does not have, `obsolete` those of them that its class once stored and now computes itself, `missing`
+    module names (parameters and stored buffers) that nothing fills, ties taken into account. `ties`: module
+    name -> the one whose tensor it shares.
     """
 
     renamed: Mapping[str, str]
     converted: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    obsolete: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,7 +62,7 @@ def module_names(model: nn.Module, names: Iterable[str]) -> NameMap:
     present |= {name for name in state if tie_group(name, ties) & present}
     reached = present | _conversion_targets(rename, state, converted)
     missing = tuple(name for name in state if name not in reached)
-    return NameMap(renamed, converted, tuple(unused), missing, ties)
+    return NameMap(renamed, converted, tuple(unused), _obsolete(model, unused), missing, ties)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -72,6 +75,19 @@ def tie_group(name: str, ties: Mapping[str, str]) -> set[str]:
     """All names that share the tensor of `name`, itself among them."""
     origin = ties.get(name, name)
     return {origin, *(target for target, source in ties.items() if source == origin)}
+
+
+def _obsolete(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
+    """Names that transformers too passes over in silence: rotary tables, positions, causal masks of old files."""
+    patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    buffers = [name for name, _ in model.named_buffers()]
+    for buffer, pattern in (
+        ("rotary_emb.inv_freq", r"rotary_emb\.inv_freq"),
+        ("position_ids", r"(^|\.)position_ids$"),
+    ):
+        if any(name.endswith(buffer) for name in buffers):
+            patterns.append(pattern)
+    return tuple(name for name in names if any(re.search(pattern, name) for pattern in patterns))
 
 
 class _Renaming:

@@ -197,8 +197,8 @@ def _carry_over(old: Path, new: Path) -> list[str]:
     listed = listed_files(old)
     ours = {*listed, MANIFEST} if listed is not None else set()
     notes = []
-    for path in list(_files(old)):
-        name = path.relative_to(old).as_posix()
+    names = {path.relative_to(old).as_posix(): path for path in _files(old)}
+    for name, path in sorted(names.items(), key=lambda item: not _is_free(new / item[0], new)):
         if name in ours:
             continue
         tops = (new / f"yours-{number}" if number else new for number in count())

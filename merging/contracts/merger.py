@@ -82,7 +82,7 @@ class TensorMerger(Merger):
     def uniforms(self, name: str, deltas_NS: Tensor) -> Tensor:
         """Random numbers in (0, 1), one per entry of `deltas_NS`, for the block that is being walked.
 
-        They depend on the seed, the expert's name, the tensor's name and the entry's place, and on nothing else.
+        They depend on the seed, the names of expert and tensor, and the entry's place; on nothing else.
         """
         import torch
 

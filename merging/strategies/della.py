@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Della(TensorMerger):
-    """Drop entries at random, the larger of a row less often; rescale, elect a sign per entry, merge what agrees.
+    """Drop entries at random, the larger of a row less often; rescale, elect signs, merge what agrees.
 
     p_keep = density - epsilon + 2 epsilon (r - 1) / (n - 1) for the r-th smallest of the n entries of a row;
     t_i = m_i (W_i - W_0) / p_keep; then signs and merge as in TIES. Deep et al., 2024.

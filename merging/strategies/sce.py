@@ -1,4 +1,4 @@
-"""SCE: select the entries on which the experts differ most, calculate a weight per expert, erase the minority's sign.
+"""SCE: select the entries on which experts differ most, calculate their weights, erase the minority's sign.
 
 Shape letters: N experts, S the shape of the parameter.
 """
@@ -34,7 +34,7 @@ class Sce(TensorMerger):
             1.0,
             gt=0,
             le=1,
-            description="Share of the entries that vary which is kept, per tensor (tau, top-k).",
+            description="Share kept of the entries that vary, in each tensor (tau, top-k).",
         )
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class Slerp(TensorMerger):
             None,
             ge=0,
             le=1,
-            description="How far from the base (0) to the one expert (1); half way if not given (t).",
+            description="How far to go from the base (0) to the one expert (1); half way where not given (t).",
         )
         linear_above: float = Field(
             0.9995, gt=0, le=1, description="Interpolate linearly where |cos theta| is above this."
@@ -45,17 +45,11 @@ class Slerp(TensorMerger):
     def check(cls, settings: Any, weights: Mapping[str, float]) -> list[str]:
         if len(weights) not in (1, 2):
             return [f"slerp takes one or two experts, {len(weights)} are given"]
-        if len(weights) == 1:
-            return (
-                ['with one expert "t" says how far to go; leave out "weight"']
-                if set(weights.values()) != {1}
-                else []
-            )
-        problems = (
-            ['with two experts their weights say how far to go; leave out "t"']
-            if settings.t is not None
-            else []
-        )
+        problems = []
+        if len(weights) == 1 and set(weights.values()) != {1}:
+            problems.append('with one expert "t" says how far to go; leave out "weight"')
+        if len(weights) == 2 and settings.t is not None:
+            problems.append('with two experts their weights say how far to go; leave out "t"')
         if min(weights.values()) < 0 or sum(weights.values()) == 0:
             problems.append("the weights must not be negative, nor all 0")
         return problems

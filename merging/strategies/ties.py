@@ -48,7 +48,6 @@ class Ties(TensorMerger):
             "mean", description="What becomes of the entries that agree: their mean, sum, or the largest."
         )
 
-    _vectors: TaskVectors
     _thresholds_N: Tensor
     _norms_N: Tensor
     _balance: int | None = None  # elected signs of the whole model, summed
@@ -58,13 +57,14 @@ class Ties(TensorMerger):
         return self.settings.trim == "model"
 
     def prepare(self, vectors: TaskVectors) -> None:
+        from merging.contracts.vectors import Changed
         from merging.task_vectors import magnitude_thresholds, norms
 
-        self._vectors, self._balance = vectors, None
+        self._balance = None
         if self.settings.trim == "model":
             self._thresholds_N = magnitude_thresholds(vectors, self.settings.density)
         if self.settings.elect == "normfrac":
-            self._norms_N = norms((name, self._trimmed(deltas_NS)) for name, deltas_NS in vectors)
+            self._norms_N = norms(Changed(vectors, lambda _, deltas_NS: self._trimmed(deltas_NS)))
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         from merging.task_vectors import disjoint_merge
@@ -79,13 +79,13 @@ class Ties(TensorMerger):
 
     def _trimmed(self, deltas_NS: Tensor) -> Tensor:
         """The trimmed task vectors, times the experts' weights."""
-        from merging.task_vectors import trim, trim_each
+        from merging.task_vectors import spread, trim, trim_each
 
         if self.settings.trim == "model":
             trimmed_NS = trim(deltas_NS, self._thresholds_N)
         else:
             trimmed_NS = trim_each(deltas_NS, self.settings.density)
-        return trimmed_NS * self.weights_N.view(-1, *[1] * (deltas_NS.ndim - 1))
+        return trimmed_NS * spread(self.weights_N, deltas_NS)
 
     def _elected(self, trimmed_NS: Tensor) -> Tensor:
         from merging.task_vectors import elect_by_largest_share, elect_by_mass
@@ -103,6 +103,6 @@ class Ties(TensorMerger):
             return 1
         if self._balance is None:
             self._balance = sum(
-                int(self._elected(self._trimmed(deltas_NS)).sum()) for _, deltas_NS in self._vectors
+                int(self._elected(self._trimmed(deltas_NS)).sum()) for _, deltas_NS in self.vectors
             )
         return 1 if self._balance > 0 else -1

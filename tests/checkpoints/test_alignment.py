@@ -231,3 +231,26 @@ def test_integers_in_place_of_floats_are_a_problem(tiny, tmp_path):
     base = stored(tiny("llama"), tmp_path)
     expert = {**base, "model.norm.weight": torch.ones(32, dtype=torch.int8)}
     assert "stored as int8" in text(aligned(base, expert))
+
+
+def test_tables_of_old_files_that_the_model_now_computes_are_noted(tiny, tmp_path):
+    model = tiny("llama")
+    base = stored(model, tmp_path)
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    found = aligned(base, {**base, **table}, model)
+    assert text(found) == ""
+    assert "computes itself" in found.notes[0]
+    found = aligned({**base, **table}, base, model)
+    assert text(found) == ""
+    assert found.absent == tuple(table)
+
+
+def test_causal_masks_of_old_gpt2_files_are_noted(tiny, tmp_path):
+    model = tiny("gpt2")
+    base = stored(model, tmp_path)
+    old = {name.removeprefix("transformer."): tensor + 1 for name, tensor in base.items()}
+    old["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)
+    found = aligned(base, old, model)
+    assert text(found) == ""
+    assert found.source.names() == tuple(base)
+    assert "h.0.attn.bias" in found.notes[0]

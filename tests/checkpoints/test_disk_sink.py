@@ -346,7 +346,7 @@ except MergingError as error:
 
 
 def test_a_place_where_nothing_can_be_written_is_refused():
-    with pytest.raises(OutputError, match="is read-only|nothing can be written"):
+    with pytest.raises(OutputError, match=r"is read-only|nothing can be written"):
         SafetensorsSink(Path("/proc/out"), StateDictSource({"w": torch.zeros(1)}))
 
 

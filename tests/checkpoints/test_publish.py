@@ -252,7 +252,8 @@ import sys, time, torch
 from pathlib import Path
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.source import StateDictSource
-with SafetensorsSink(Path(sys.argv[1]), StateDictSource({"w": torch.zeros(2, 4), "v": torch.zeros(2)})) as sink:
+source = StateDictSource({"w": torch.zeros(2, 4), "v": torch.zeros(2)})
+with SafetensorsSink(Path(sys.argv[1]), source) as sink:
     sink.write("w", torch.ones(1, 4), slice(0, 1))
     print("half", flush=True)
     time.sleep(60)

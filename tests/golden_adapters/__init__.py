@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from golden_adapters import average, layerwise, task_arithmetic, ties
+from golden_adapters import average, layerwise, sparse, spherical, task_arithmetic, ties
 
 Adapter = Callable[[dict[str, Any], dict[str, Tensor]], dict[str, Any]]
 
@@ -20,27 +20,27 @@ ADAPTERS: dict[str, Adapter] = {
     "linear": average.linear,
     "task_arithmetic": task_arithmetic.task_arithmetic,
     "ties": ties.ties,
+    "dare": sparse.dare,
+    "dare_ties": sparse.dare_ties,
+    "della": sparse.della,
+    "breadcrumbs": sparse.breadcrumbs,
+    "sce": sparse.sce,
+    "slerp": spherical.slerp,
+    "karcher": spherical.karcher,
+    "model_stock": spherical.model_stock,
     **layerwise.ADAPTERS,
 }
 
 NOT_BUILT = frozenset(
     {
         "adamerging",
-        "breadcrumbs",
         "core_space",
-        "dare",
-        "dare_ties",
-        "della",
         "fisher",
         "iso_c",
         "iso_cts",
-        "karcher",
         "knots",
         "lot",
-        "model_stock",
         "prob_surgery",
-        "sce",
-        "slerp",
         "surgery",
         "tsv_m",
         "wudi",
