@@ -42,6 +42,8 @@ def inspect(
     typer.echo(f"\n{table(['dtype', 'tensors', 'elements', 'size'], totals)}")
     facts = {"architecture": found.architecture or "unknown", "backbone": found.backbone or "none"}
     facts |= {f"stack {stack}": f"{blocks} blocks" for stack, blocks in found.stacks.items()}
+    for stack, feeds in found.feeds.items():
+        facts |= {f"feeds of {stack}": "; ".join(" + ".join(linears) for linears in feeds)}
     facts |= {"tied": "; ".join(" = ".join(names) for names in found.ties) or "nothing"}
     facts |= {f"note {number}": note for number, note in enumerate(found.notes, 1)}
     typer.echo(f"\n{key_values(facts)}")

@@ -13,10 +13,10 @@ _WORDS = 8  # 32-bit words that one step of the counter gives
 
 
 def uniforms(shape: Sequence[int], offset: int, *address: object) -> Tensor:
-    """Float64 numbers in (0, 1): entries `offset` onwards of the endless sequence that belongs to the address.
+    """Float64 numbers in (0, 1): entries `offset` onwards of the endless sequence of this address.
 
-    A counter-based generator (Philox) keyed by a hash of the address, so that a block of rows gets the numbers which
-    it has in the whole tensor.
+    A counter-based generator (Philox) keyed by a hash of the address, so that a block of rows gets the
+    numbers which it has in the whole tensor.
     """
     count = torch.Size(shape).numel()
     digest = hashlib.blake2b("\0".join(map(str, address)).encode(), digest_size=16).digest()

@@ -48,7 +48,7 @@ class Total(Result):
 class Inspection(Result):
     """What is in a checkpoint. `ties`: groups of names that share one tensor, or hold the same values.
 
-    `stacks`: stack -> number of blocks. `notes`: what lies there and is not read, or could not be found out.
+    `stacks`: stack -> number of blocks. `feeds`: stack -> groups of linears that share their input in its blocks. `notes`: what lies there and is not read, or could not be found out.
     """
 
     model: str
@@ -57,6 +57,7 @@ class Inspection(Result):
     tensors: tuple[TensorRow, ...]
     totals: dict[str, Total]
     stacks: dict[str, int]
+    feeds: dict[str, tuple[tuple[str, ...], ...]]
     ties: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
 
@@ -75,6 +76,7 @@ def inspect_checkpoint(model: str, *, progress: Progress = silent) -> Inspection
         ),
         totals=_totals(specs.values()),
         stacks=opened.stacks or stacks_in(specs),
+        feeds=opened.feeds,
         ties=(*_declared_ties(opened.module), *equal_tensors(opened.source, progress)),
         notes=opened.notes,
     )
@@ -89,6 +91,7 @@ class OpenModel(NamedTuple):
     backbone: str | None
     module: nn.Module | None
     stacks: dict[str, int]
+    feeds: dict[str, tuple[tuple[str, ...], ...]]
     notes: tuple[str, ...]
 
 
@@ -98,6 +101,7 @@ def open_model(model: str) -> OpenModel:
     from merging.checkpoints.hub import resolve
     from merging.opening import select_backbone
     from merging.spec.component import AUTO, AutoSettings, Component
+    from merging.tracer import feeds_of
 
     path = resolve(model, folder=Path.cwd()).path
     source = open_checkpoint(path)
@@ -106,14 +110,17 @@ def open_model(model: str) -> OpenModel:
     try:
         backbone = select_backbone(path, Component(type=AUTO, settings=AutoSettings()))
         if backbone is None:
-            return OpenModel(path, source, architecture, None, None, {}, source.notes)
+            return OpenModel(path, source, architecture, None, None, {}, {}, source.notes)
         module = backbone.skeleton()
         stacks = {
             stack: len(list(module.get_submodule(stack).children())) for stack in backbone.stacks(module)
         }
+        feeds = {
+            stack: tuple(feed.linears for feed in found) for stack, found in feeds_of(backbone).items()
+        }
     except MergingError as error:
-        return OpenModel(path, source, architecture, None, None, {}, (*source.notes, error.message))
-    return OpenModel(path, source, architecture, backbone.name, module, stacks, source.notes)
+        return OpenModel(path, source, architecture, None, None, {}, {}, (*source.notes, error.message))
+    return OpenModel(path, source, architecture, backbone.name, module, stacks, feeds, source.notes)
 
 
 def stacks_in(names: Iterable[str]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -40,6 +41,12 @@ class LayerwiseMerger(Placed, LayerRule, Merger):
     needs = frozenset({"base", "data"})
     memory: ClassVar[str] = _MEMORY
     weighted = True
+
+    @classmethod
+    def check(cls, settings: Any, weights: Mapping[str, float]) -> list[str]:
+        if weights and abs(sum(weights.values())) < 1e-8:
+            return ["the weights sum to 0, and tensors that are not solved are the weighted mean"]
+        return []
 
     def merge(
         self,

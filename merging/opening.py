@@ -215,8 +215,17 @@ def _aligned(
     is_head: Callable[[str], bool],
     folder: Path,
 ) -> Alignment:
-    found = read_config(folder) or {}
-    return align(base, source, model, is_head, tied=bool(found.get("tie_word_embeddings", False)))
+    return align(base, source, model, is_head, tied=_ties(folder))
+
+
+def _ties(folder: Path) -> bool:
+    """Whether the folder's config ties head and embedding; where transformers knows its default, that counts."""
+    found = read_config(folder)
+    if found is None:
+        return False
+    if "tie_word_embeddings" in found or "model_type" not in found:
+        return bool(found.get("tie_word_embeddings", False))
+    return bool(getattr(_transformers_config(folder), "tie_word_embeddings", False))
 
 
 def _input(name: str, place: ResolvedModel, source: CheckpointSource) -> Input:

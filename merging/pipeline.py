@@ -89,8 +89,9 @@ class Pipeline:
         target = Path(out) if out is not None else self.spec.output.path
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
-        opened, tasks = self.resolve(), self.tasks()
         folder = RunFolder(target.absolute())
+        folder.check()
+        opened, tasks = self.resolve(), self.tasks()
         asked = self.spec.canonical()
         folder.open(fingerprint(asked), asked, overwrite=overwrite)
         with folder:

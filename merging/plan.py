@@ -18,14 +18,13 @@ from merging.contracts.merger import TensorMerger
 from merging.contracts.vectors import BLOCK_ELEMENTS
 from merging.opening import Opened
 from merging.report.entry import Entry
+from merging.report.stages import resident
 from merging.spec import Component
 from merging.tracer import Block, blocks_of, is_linear, is_norm
 
 if TYPE_CHECKING:
     from merging.data.task import Task
     from merging.pipeline import Pipeline
-
-RUNTIME_BYTES = 420 << 20  # Python, torch and transformers, imported and idle
 
 
 class ModelPlan(Entry):
@@ -96,7 +95,7 @@ def make_plan(pipeline: Pipeline) -> Plan:
     steps += [_step("calibrate", one, calibrators.get(one.type), shape, tasks) for one in spec.calibrate]
     if any(task.test is not None for task in tasks.values()):
         evaluated = 3 if spec.calibrate else 2
-        peak = RUNTIME_BYTES + evaluated * shape.parameters * 4
+        peak = shape.runtime + evaluated * shape.parameters * 4
         steps.append(StepPlan(step="evaluate", method="accuracy and drift", peak_bytes=peak))
     checkpoints = 1 + bool(spec.calibrate)
     output = str(spec.output.path or "")
@@ -125,6 +124,7 @@ class _Shape:
 
     def __init__(self, opened: Opened) -> None:
         base = opened.models.base
+        self.runtime = resident()  # Python, torch and transformers, as imported for this plan
         self.experts = len(opened.models.tasks)
         self.parameters = sum(base.spec(name).elements for name in base.names())
         self.largest = max((base.spec(name).elements for name in base.names()), default=0)
@@ -148,7 +148,7 @@ class _Shape:
         """Two models outside their blocks, two blocks, the sums of a block's feeds, the solve's copies, a batch."""
         block = max((_elements(block.module) for block in self.blocks), default=0)
         feeds = max((_feed_bytes(block.module) for block in self.blocks), default=0)
-        return RUNTIME_BYTES + 2 * 4 * (self.outside + block) + feeds + activations
+        return self.runtime + 2 * 4 * (self.outside + block) + feeds + activations
 
 
 def _feed_bytes(module: nn.Module) -> int:
@@ -175,11 +175,11 @@ def _step(step: str, asked: Component, method: Any, shape: _Shape, tasks: Mappin
         peak = shape.sweep_bytes(256 << 20 if widest else 0)
         solved = sum(_solved(block.module, method(asked.settings)) for block in shape.blocks)
     elif issubclass(method, Surgery):
-        peak = RUNTIME_BYTES + 4 * shape.parameters
+        peak = shape.runtime + 4 * shape.parameters
     elif issubclass(method, TensorMerger) and not method(asked.settings).elementwise:
-        peak = RUNTIME_BYTES + (shape.experts + 4) * 4 * shape.largest
+        peak = shape.runtime + (shape.experts + 4) * 8 * shape.largest
     else:
-        peak = RUNTIME_BYTES + (shape.experts + 4) * 8 * min(shape.largest, BLOCK_ELEMENTS)
+        peak = shape.runtime + (shape.experts + 4) * 8 * min(shape.largest, BLOCK_ELEMENTS)
     return StepPlan(
         step=step,
         method=asked.type,

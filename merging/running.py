@@ -13,7 +13,7 @@ import torch
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.hashing import sha256
-from merging.checkpoints.publish import read_manifest
+from merging.checkpoints.manifest import read_manifest
 from merging.checkpoints.run_folder import RunFolder, write_atomic
 from merging.checkpoints.source import CheckpointSource
 from merging.components import calibrators, strategies

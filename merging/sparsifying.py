@@ -16,7 +16,7 @@ Rescale = Literal["expectation", "norm", "none"]
 
 
 def dropped(deltas_NS: Tensor, keep_NS: Tensor, probability: float | Tensor, rescale: Rescale) -> Tensor:
-    """The entries to keep, rescaled: by 1 / probability, to the L1 norm from before (per expert), or not at all."""
+    """The entries to keep: over their probability, scaled to each expert's L1 norm from before, or as is."""
     kept_NS = deltas_NS.where(keep_NS, 0)
     if rescale == "expectation":
         return kept_NS / probability
@@ -30,7 +30,7 @@ def dropped(deltas_NS: Tensor, keep_NS: Tensor, probability: float | Tensor, res
 def rank_probabilities(deltas_NS: Tensor, density: float, epsilon: float) -> Tensor:
     """DELLA's p = (density - epsilon) + 2 epsilon (r - 1) / (n - 1), r the rank of the magnitude in its row.
 
-    A row runs along the second axis of the parameter; a vector is one row. A row of one entry gets p = density.
+    A row runs along the second axis of the parameter; a vector is one row. In a row of one, p = density.
     """
     axis = 2 if deltas_NS.ndim > 2 else 1
     if deltas_NS.ndim == 1 or deltas_NS.shape[axis] < 2:
@@ -41,7 +41,7 @@ def rank_probabilities(deltas_NS: Tensor, density: float, epsilon: float) -> Ten
 
 
 def without_outliers(delta_S: Tensor, density: float, gamma: float) -> Tensor:
-    """int(density * n) entries: all but the int(gamma * n) largest and, for the rest of the cut, the smallest.
+    """int(density * n) entries: without the int(gamma * n) largest, and for the rest without the smallest.
 
     Where both cuts do not fit, the upper one shrinks.
     """

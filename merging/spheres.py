@@ -1,4 +1,4 @@
-"""Means along arcs: interpolation between two tensors, the Karcher mean of several, the angle between task vectors.
+"""Means along arcs: interpolation between two tensors, the Karcher mean of several, angles of task vectors.
 
 Shape letters: N experts, S the shape of a parameter.
 """
@@ -16,7 +16,7 @@ _TINY = 1e-8  # a tensor of a smaller norm has no direction
 
 
 def slerp(a_S: Tensor, b_S: Tensor, t: float, linear_above: float = 0.9995) -> Tensor:
-    """[sin((1 - t) theta) a + sin(t theta) b] / sin theta, theta the angle between a and b; linear if it is small.
+    """[sin((1 - t) theta) a + sin(t theta) b] / sin theta, theta the angle between them; linear if small.
 
     The tensors themselves are combined, not their unit vectors.
     """
@@ -28,7 +28,7 @@ def slerp(a_S: Tensor, b_S: Tensor, t: float, linear_above: float = 0.9995) -> T
 
 
 def karcher_mean(tensors_NS: Tensor, weights_N: Tensor, *, iterations: int, tolerance: float) -> Tensor:
-    """The point of the unit sphere with the least weighted squared angle to all, times the weighted mean norm.
+    """The point of the unit sphere with the least weighted squared angle to all, times the mean norm.
 
     Tensors without length have no direction and count only in the norm.
     """
@@ -51,7 +51,7 @@ def karcher_mean(tensors_NS: Tensor, weights_N: Tensor, *, iterations: int, tole
 
 
 def mean_cosine(deltas_NS: Tensor, *, rows: bool, of: Literal["cosines", "angles"]) -> Tensor:
-    """The cosine of the angle between task vectors, averaged over pairs; per row along the last axis, or one."""
+    """The cosine between task vectors, averaged over pairs; one, or one per row along the last axis."""
     flat = deltas_NS if rows and deltas_NS.ndim > 1 else deltas_NS.reshape(len(deltas_NS), 1, -1)
     norms = flat.norm(dim=-1)
     cosines = []

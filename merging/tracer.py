@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from merging.contracts.backbone import Backbone
 from merging.errors import TracingError
 from merging.records import Records
 
@@ -185,6 +186,26 @@ class BlockTracer(ActivationTracer):
         for block in self.blocks[:finished]:
             key = latest[block.stack]
             _replace_forward(restore, block.module, lambda *_, key=key, **__: self._records.get(key))
+
+
+def feeds_of(backbone: Backbone) -> dict[str, tuple[Feed, ...]]:
+    """Stack -> feeds of its first block, found by running that block once. No weights are read, nor held."""
+    model = backbone.skeleton()
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                hollow = torch.zeros(()).expand(parameter.shape)  # takes no memory, whatever its shape
+                module._parameters[name] = nn.Parameter(hollow, requires_grad=False)
+    blocks = blocks_of(model, backbone.stacks(model))
+    tracer = BlockTracer(model, blocks, [backbone.forward_kwargs(backbone.example())], Records())
+    found: dict[str, tuple[Feed, ...]] = {}
+    for index, block in enumerate(blocks):
+        if block.stack not in found:
+            found[block.stack] = tracer.layout(index, 0).feeds
+            first = tracer.run(index, tracer.call(index, 0), {})
+        if block.last:
+            tracer.record(index, 0, first)  # of the right shape, which is all that the next stack needs
+    return found
 
 
 def blocks_of(model: nn.Module, stacks: Sequence[str]) -> tuple[Block, ...]:

@@ -54,60 +54,39 @@ def test_golden(identity):
 
 def compared(case: dict[str, Any], outputs: dict[str, Any]) -> list[str]:
     """What differs from the recorded outputs; of an output and its float64 twin, the twin counts."""
-    stored = tensors(case["file"])
+    stored, ours = tensors(case["file"]), flat(outputs)
     misses = []
     for name, keys in case["outputs"].items():
         if f"{name}_float64" in case["outputs"]:
             continue
-        ours = output(name, outputs)
-        if ours is None:
-            misses.append(f"{name}: the adapter gives {', '.join(outputs)}")
-            continue
         tolerance = case.get("tolerances", {}).get(name, case["tolerance"])
-        misses += differences(name, ours, resolve(keys, stored), tolerance)
+        for path, recorded in flat({name: resolve(keys, stored)}).items():
+            found = ours.get(path, ours.get(path.replace(name, name.removesuffix("_float64"), 1)))
+            misses += [f"{path}: {miss}" for miss in difference(found, recorded, tolerance)]
     return misses
 
 
-def output(name: str, outputs: dict[str, Any]) -> Any:
-    """What the adapter gives for an output: as one value, or as "name/..." tensor by tensor."""
-    for own_name in dict.fromkeys([name, name.removesuffix("_float64")]):
-        below = {
-            key.removeprefix(f"{own_name}/"): value
-            for key, value in outputs.items()
-            if key.startswith(f"{own_name}/")
-        }
-        if own_name in outputs or below:
-            return outputs.get(own_name, below)
-    return None
-
-
-def differences(where: str, ours: Any, theirs: Any, tolerance: dict[str, float]) -> list[str]:
-    if isinstance(theirs, dict):
-        if not isinstance(ours, dict) or set(ours) != set(theirs):
-            return [f"{where}: has {_names(ours)}, recorded are {_names(theirs)}"]
-        return [
-            line
-            for key in theirs
-            for line in differences(f"{where}/{key}", ours[key], theirs[key], tolerance)
-        ]
-    if isinstance(theirs, list):
-        if len(ours) != len(theirs):
-            return [f"{where}: has {len(ours)} entries, recorded are {len(theirs)}"]
-        pairs = enumerate(zip(ours, theirs, strict=True))
-        return [line for i, (a, b) in pairs for line in differences(f"{where}[{i}]", a, b, tolerance)]
+def difference(ours: Any, recorded: Tensor, tolerance: dict[str, float]) -> list[str]:
+    if ours is None:
+        return ["the adapter does not give it"]
     ours = torch.as_tensor(ours)
-    if ours.shape != theirs.shape:
-        return [f"{where}: shape {tuple(ours.shape)}, recorded {tuple(theirs.shape)}"]
-    if torch.allclose(ours.double(), theirs.double(), **tolerance):
+    if ours.shape != recorded.shape:
+        return [f"shape {tuple(ours.shape)}, recorded {tuple(recorded.shape)}"]
+    if torch.allclose(ours.double(), recorded.double(), **tolerance):
         return []
-    gap = (ours.double() - theirs.double()).abs().max()
-    return [f"{where}: differs by up to {gap:.3g}, allowed {tolerance}"]
+    gap = (ours.double() - recorded.double()).abs().max()
+    return [f"differs by up to {gap:.3g}, allowed {tolerance}"]
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts and lists of tensors as one dict: {"merged": [{"w": ...}]} has the key "merged/0/w"."""
+    if not isinstance(values, dict | list):
+        return {prefix: values}
+    items = values.items() if isinstance(values, dict) else enumerate(values)
+    below = [flat(value, f"{prefix}/{key}" if prefix else str(key)) for key, value in items]
+    return {path: value for part in below for path, value in part.items()}
 
 
 @cache
 def tensors(file: str) -> dict[str, Tensor]:
     return load_file(FOLDER / file)
-
-
-def _names(value: Any) -> str:
-    return ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__

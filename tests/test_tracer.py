@@ -14,7 +14,7 @@ from merging.checkpoints.source import StateDictSource
 from merging.errors import TracingError
 from merging.records import Records
 from merging.streaming import StreamedModel, load_model
-from merging.tracer import BlockTracer, blocks_of
+from merging.tracer import BlockTracer, blocks_of, feeds_of
 
 
 def leaves(output: Any) -> list[Tensor]:
@@ -166,3 +166,18 @@ def test_linears_with_one_input_share_a_feed() -> None:
         ("mlp.down_proj",),
     ]
     assert layout.norms == ("input_layernorm", "post_attention_layernorm")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_feeds_are_found_without_reading_weights(name: str) -> None:
+    backbone, model, batches = made(name)
+    real = load_model(backbone, StateDictSource(model))
+    blocks = blocks_of(real, backbone.stacks(real))
+    tracer = BlockTracer(real, blocks, [backbone.forward_kwargs(batches[0])], Records())
+
+    found = feeds_of(backbone)
+
+    assert tuple(found) == backbone.stacks(real)
+    assert [feed.linears for feed in found[blocks[0].stack]] == [
+        feed.linears for feed in tracer.layout(0, 0).feeds
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from merging.contracts.backbone import Backbone, Batch
 from merging.errors import CheckpointError, DataError, TracingError
@@ -17,7 +17,7 @@ _KEYS_AND_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
 class TransformersBackbone(Backbone):
     """A model class of transformers, named by `architectures` in config.json; blocks are found by inspection."""
 
-    head_patterns = ("classifier.*", "score.*", "qa_outputs.*")
+    head_patterns: ClassVar[tuple[str, ...]] = ("classifier.*", "score.*", "qa_outputs.*")
     _outline: nn.Module | None = None  # a skeleton kept to ask for names
 
     def architecture(self) -> str:
@@ -87,6 +87,21 @@ class TransformersBackbone(Backbone):
         if "input_ids" in kwargs:
             kwargs["use_cache"] = False
         return kwargs
+
+    def example(self) -> Batch:
+        import torch
+
+        wanted = self.model_class().main_input_name
+        if wanted == "pixel_values":
+            config = self.model_config()
+            size, channels = config.image_size, getattr(config, "num_channels", 3)
+            height, width = size if isinstance(size, (list, tuple)) else (size, size)
+            return {"pixel_values": torch.zeros(1, channels, height, width)}
+        if wanted != "input_ids":
+            return super().example()
+        ids = torch.zeros(1, 8, dtype=torch.long)
+        decoder = getattr(self.config, "is_encoder_decoder", False)
+        return {"input_ids": ids, **({"decoder_input_ids": ids[:, :4]} if decoder else {})}
 
     def token_weights(
         self, batch: Batch, stack: str, module: str, tokens: tuple[int, ...], last: bool

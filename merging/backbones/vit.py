@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class ViT(TransformersBackbone):
     """ViT and DINOv2 (with registers, too), with or without a classifier."""
 
+    head_patterns = (*TransformersBackbone.head_patterns, "*pooler.*")  # no head reads what the pooler makes
     model_types = frozenset({"vit", "dinov2", "dinov2_with_registers", "deit"})
 
     class Settings(BaseSettings):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import nn
 
+from merging.checkpoints.misfits import differing_names, differing_shapes, listed
 from merging.checkpoints.names import NameMap, module_names, tie_group
 from merging.checkpoints.source import CheckpointSource, RenamedSource
 from merging.errors import Problem
 
-_FEW = 10  # so many names are listed one by one; of more, three are shown
 _BLOCK = 1 << 22  # elements compared at a time
 
 
@@ -76,8 +76,8 @@ class _Matching:
         extra = [name for name in self.expert.names() if name not in used and not self._may_have(name)]
         names = {name: self.pairs[name] for name in self.base.names() if name in self.pairs}
         problems = [
-            *_differing_names(self.expert.label, missing, extra, len(self.base.names())),
-            *self._differing_shapes(misshapen),
+            *differing_names(self.expert.label, missing, extra, len(self.base.names())),
+            *differing_shapes(self.base, self.expert, {name: self.pairs[name] for name in misshapen}),
             *self.problems,
         ]
         if any(self.base_map.renamed.get(name) in self.could_tie for name in missing):
@@ -86,7 +86,7 @@ class _Matching:
             )
             problems[0] = problems[0]._replace(remedy=remedy)
         notes = [
-            f"{self.expert.label}: {reason}: {_listed(ignored)}" for reason, ignored in self.ignored.items()
+            f"{self.expert.label}: {reason}: {listed(ignored)}" for reason, ignored in self.ignored.items()
         ]
         return Alignment(
             RenamedSource(self.expert, names), problems, self.heads, tuple(self.absent), tuple(notes)
@@ -175,18 +175,6 @@ class _Matching:
     def _is_head(self, name: str, names: NameMap) -> bool:
         return self.is_head(name) or self.is_head(names.renamed.get(name, name))
 
-    def _differing_shapes(self, names: Sequence[str]) -> list[Problem]:
-        if not names:
-            return []
-        shown = []
-        for name in names[: _FEW if len(names) <= _FEW else 3]:
-            found, wanted = self.expert.spec(self.pairs[name]), self.base.spec(name)
-            kinds = "" if found.dtype.is_floating_point else f", stored as {str(found.dtype)[6:]}"
-            shown.append(f"{name} (base {_shape(wanted.shape)}, expert {_shape(found.shape)}{kinds})")
-        more = f", and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-        what = f"{len(names)} of {len(self.base.names())} tensors differ in shape: {', '.join(shown)}{more}"
-        return [Problem(self.expert.label, what, _hint(names))]
-
 
 def _mapped(model: nn.Module | None, source: CheckpointSource) -> NameMap:
     return NameMap({}) if model is None else module_names(model, source.names())
@@ -198,34 +186,6 @@ def _outside(names: NameMap) -> frozenset[str]:
     return frozenset(name for name in names.unused if prefix and not name.startswith(prefix))
 
 
-def _differing_names(where: str, missing: Sequence[str], extra: Sequence[str], total: int) -> list[Problem]:
-    problems = []
-    if missing:
-        what = f"{len(missing)} of {total} tensors of the base are missing: {_listed(missing)}"
-        problems.append(Problem(where, what))
-    if extra:
-        problems.append(Problem(where, f"{len(extra)} tensors are not in the base: {_listed(extra)}"))
-    prefix = _prefix_that_differs(missing, extra)
-    if prefix:
-        whose, value = prefix
-        remedy = f'The names of the {whose} begin with "{value}", those of the other do not.'
-        problems[-1] = problems[-1]._replace(remedy=remedy)
-    return problems
-
-
-def _prefix_that_differs(missing: Sequence[str], extra: Sequence[str]) -> tuple[str, str] | None:
-    """("expert" or "base", prefix) if adding it to one side's names gives names of the other."""
-    for whose, longer, shorter in (("expert", extra, missing), ("base", missing, extra)):
-        for name in shorter[:1]:
-            for other in longer:
-                prefix = other.removesuffix(name)
-                if other.endswith(f".{name}") and all(
-                    f"{prefix}{each}" in set(longer) for each in shorter[:3]
-                ):
-                    return whose, prefix
-    return None
-
-
 def _equal(source: CheckpointSource, first: str, second: str) -> bool:
     spec = source.spec(first)
     if spec.shape != source.spec(second).shape:
@@ -233,26 +193,3 @@ def _equal(source: CheckpointSource, first: str, second: str) -> bool:
     step = max(1, _BLOCK * max(1, spec.shape[0]) // max(1, spec.elements)) if spec.shape else 1
     blocks = [slice(start, start + step) for start in range(0, spec.shape[0], step)] if spec.shape else [None]
     return all(bool((source.read(first, rows) == source.read(second, rows)).all()) for rows in blocks)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = names[: _FEW if len(names) <= _FEW else 3]
-    return ", ".join(shown) + (f", and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "a single number"
-
-
-def _hint(names: Sequence[str]) -> str:
-    if all("position_embedding" in name for name in names):
-        return "They were fine-tuned at different resolutions or lengths."
-    if all(
-        part in ("embed_tokens", "lm_head", "shared", "wte", "word_embeddings") for part in map(_owner, names)
-    ):
-        return "Their vocabularies differ in size."
-    return ""
-
-
-def _owner(name: str) -> str:
-    return name.split(".")[-2] if "." in name else name

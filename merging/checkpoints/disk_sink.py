@@ -17,7 +17,8 @@ from torch import Tensor
 
 from merging.checkpoints.atomic import sync
 from merging.checkpoints.layout import INDEX, plan_layout
-from merging.checkpoints.publish import MANIFEST, Partial
+from merging.checkpoints.manifest import MANIFEST
+from merging.checkpoints.publish import Partial
 from merging.checkpoints.rounding import rounded
 from merging.checkpoints.side_files import SideFiles, side_files
 from merging.checkpoints.sink import CheckpointSink, row_range
@@ -119,37 +120,38 @@ class SafetensorsSink(CheckpointSink):
         self._partial.discard()
 
     def _prepare(self, folder: Path | None, dtype: torch.dtype | None) -> None:
+        beside: dict[str, Path] = {}
         if folder is not None:
             self.copied = side_files(folder)
-        needed = self._layout.bytes + sum(
-            (folder / name).stat().st_size for name in self.copied.known if folder
-        )
+            beside = {name: folder / name for name in self.copied.known}
+            for file in beside.values():
+                refuse_outside(folder, file)
+        self._check_space(self._layout.bytes + sum(file.stat().st_size for file in beside.values()))
+        try:
+            for name, header in self._layout.headers.items():
+                self._descriptors[name] = os.open(self._partial.content / name, os.O_RDWR | os.O_CREAT, 0o666)
+                os.ftruncate(self._descriptors[name], self._layout.size(name))
+                self._store(name, memoryview(header), 0)
+            for name, file in beside.items():
+                self._copy(file, self._partial.content / name, dtype)
+        except OSError as error:
+            raise _failed(self.target, error) from error
+
+    def _check_space(self, needed: int) -> None:
         free = shutil.disk_usage(self.target.parent).free
         if needed > free:
             raise OutputError(
                 f"{self.target} needs {_readable(needed)}, its disk has {_readable(free)} free",
                 remedy="Make room, or choose an output path on another disk.",
             )
-        try:
-            for file, header in self._layout.headers.items():
-                self._descriptors[file] = os.open(self._partial.content / file, os.O_RDWR | os.O_CREAT, 0o666)
-                os.ftruncate(self._descriptors[file], self._layout.size(file))
-                self._store(file, memoryview(header), 0)
-            for name in self.copied.known if folder is not None else ():
-                assert folder is not None
-                self._copy(folder, name, dtype)
-        except OSError as error:
-            raise _failed(self.target, error) from error
 
-    def _copy(self, folder: Path, name: str, dtype: torch.dtype | None) -> None:
-        refuse_outside(folder, folder / name)
-        destination = self._partial.content / name
+    def _copy(self, file: Path, destination: Path, dtype: torch.dtype | None) -> None:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        if name == "config.json" and dtype is not None:
-            config = _with_dtype(json.loads((folder / name).read_bytes()), str(dtype).removeprefix("torch."))
+        if file.name == "config.json" and destination.parent == self._partial.content and dtype is not None:
+            config = _with_dtype(json.loads(file.read_bytes()), str(dtype).removeprefix("torch."))
             destination.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         else:
-            shutil.copyfile(folder / name, destination)
+            shutil.copyfile(file, destination)
 
     def _claim(self, name: str, first: int, last: int) -> None:
         if first == last:

@@ -160,7 +160,9 @@ def _metadata(path: Path, found: Any) -> dict[str, str]:
 def _place(path: Path, name: str, entry: Any, data: int) -> Place:
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         raise _damaged(path, f'its header says nothing usable of tensor "{name}"')
-    code, shape, offsets = entry["dtype"], entry.get("shape"), entry.get("data_offsets")
+    code: str = entry["dtype"]
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise _damaged(path, f'tensor "{name}" has shape {shape} and offsets {offsets}')
     if code not in DTYPES:

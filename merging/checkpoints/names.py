@@ -78,7 +78,7 @@ def tie_group(name: str, ties: Mapping[str, str]) -> set[str]:
 
 
 def _obsolete(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
-    """Names that transformers too passes over in silence: rotary tables, positions, causal masks of old files."""
+    """Names that from_pretrained passes over too: rotary tables, positions, causal masks of old files."""
     patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     buffers = [name for name, _ in model.named_buffers()]
     for buffer, pattern in (

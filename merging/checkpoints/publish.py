@@ -13,20 +13,19 @@ While a folder is being made it lies in a hidden one beside its target, `.NAME.p
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from merging.checkpoints.atomic import sync, write_atomic
+from merging.checkpoints.atomic import sync
+from merging.checkpoints.manifest import MANIFEST, listed_files, remove_if_empty
+from merging.checkpoints.manifest import read_manifest as read_manifest
 from merging.errors import OutputError
 
-MANIFEST = "manifest.json"
 _PARTIAL = re.compile(r"\.(.+)\.partial-[0-9a-f]{8}")
 
 
@@ -100,42 +99,6 @@ def check_target(target: Path) -> None:
         )
 
 
-def listed_files(folder: Path) -> dict[str, int] | None:
-    """File -> bytes, of all files of ours in that folder by its manifest; None if it has none of ours."""
-    manifest = read_manifest(folder)
-    files = manifest.get("files") if manifest is not None else None
-    if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
-        return None
-    inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
-    return files if inside else None
-
-
-def read_manifest(folder: Path) -> Mapping[str, Any] | None:
-    """The folder's manifest, None if there is none that can be read."""
-    try:
-        found = json.loads((folder / MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def remove_listed(folder: Path) -> None:
-    """Delete what the folder's manifest lists; the user's files stay, and a manifest that lists nothing."""
-    listed = listed_files(folder)
-    if listed is None:
-        return
-    for name in listed:
-        (folder / name).unlink(missing_ok=True)
-    for inner in sorted(_folders(folder), key=lambda path: -len(path.parts)):
-        if inner != folder:
-            _remove_if_empty(inner)
-    if [path.name for path in folder.iterdir()] == [MANIFEST]:
-        (folder / MANIFEST).unlink()
-        folder.rmdir()
-    else:
-        write_atomic(folder / MANIFEST, json.dumps({"files": {}}) + "\n")
-
-
 def recover(target: Path) -> list[str]:
     """Finish or clean what dead runs have left beside `target`; notes on what was done."""
     target = target.parent.resolve() / target.name
@@ -146,7 +109,7 @@ def recover(target: Path) -> list[str]:
         try:
             lock = _locked(folder, make=False)
         except FileNotFoundError:
-            _remove_if_empty(folder)  # all that a maker leaves which died at once, or while tidying up
+            remove_if_empty(folder)  # all that a maker leaves which died at once, or while tidying up
             continue
         except BlockingIOError:
             continue  # its maker lives
@@ -244,12 +207,7 @@ def _delete(folder: Path) -> None:
         if (folder / name).exists():
             shutil.rmtree(folder / name)
     (folder / "lock").unlink(missing_ok=True)
-    _remove_if_empty(folder)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    remove_if_empty(folder)
 
 
 def _files(folder: Path) -> Iterator[Path]:

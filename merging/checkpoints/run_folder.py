@@ -13,13 +13,8 @@ from typing import Any
 
 from merging.checkpoints.atomic import write_atomic as write_atomic
 from merging.checkpoints.differences import differences
-from merging.checkpoints.publish import (
-    listed_files,
-    partial_targets,
-    read_manifest,
-    recover,
-    remove_listed,
-)
+from merging.checkpoints.manifest import listed_files, read_manifest, remove_listed
+from merging.checkpoints.publish import partial_targets, recover
 from merging.errors import OutputError, Problem
 
 _HIDDEN = ".merging"

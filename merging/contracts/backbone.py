@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from merging.errors import TracingError
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Backbone(ABC):
     def forward_kwargs(self, batch: Batch) -> dict[str, Any]:
         """What the model is called with: the batch, and caches off."""
         return dict(batch)
+
+    def example(self) -> Batch:
+        """A smallest batch that the model takes, to look at what it does; contents do not matter."""
+        raise TracingError(f'backbone "{self.name}" gives no example batch')
 
     def token_weights(
         self, batch: Batch, stack: str, module: str, tokens: tuple[int, ...], last: bool

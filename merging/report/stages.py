@@ -55,6 +55,11 @@ class _Sampler(threading.Thread):
         return max(self._peak, _status("VmRSS")) or _peak_of_process()
 
 
+def resident() -> int:
+    """Bytes of memory that the process holds now."""
+    return _status("VmRSS") or _peak_of_process()
+
+
 def _reset_peak() -> bool:
     """Set the kernel's high-water mark back to the memory in use; False where that cannot be done."""
     try:

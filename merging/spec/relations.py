@@ -31,6 +31,17 @@ def check_relations(
     _check_data(raw, experts, merge, calibrators, findings)
     _check_weights(experts, merge, findings)
     _check_output(base, experts, output, findings)
+    _check_order(raw, calibrate, findings)
+
+
+def _check_order(raw: Mapping[str, Any], calibrate: Sequence[Component | None], findings: Findings) -> None:
+    """A calibrator that leaves a plug-in fits it to the weights of its own stage: nothing may change them after."""
+    for number, component in enumerate(calibrate[:-1]):
+        if component is None or not find_class("calibrators", component.type).changes_inference:
+            continue
+        where = f"calibrate[{number}]" if isinstance(raw.get("calibrate"), list) else "calibrate"
+        what = f'"{component.type}" fits a plug-in to the features it finds, and another calibrator follows'
+        findings.add(where, what, f'Put "{component.type}" last.')
 
 
 def _check_experts(

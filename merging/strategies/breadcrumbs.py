@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Breadcrumbs(TensorMerger):
     """Leave out the largest and the smallest entries of each task vector, and add the rest to the base.
 
-    Of the n entries of a tensor the int(gamma n) largest go, then the smallest, until int(density n) are left:
+    Of the n entries of a tensor the int(gamma n) largest go, then the smallest until int(density n) are left:
     t_i; W = W_0 + scale * sum_i w_i t_i. Davari and Belilovsky, 2023.
     """
 

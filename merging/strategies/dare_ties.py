@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DareTies(TensorMerger):
-    """Drop entries of each task vector at random and rescale the rest, then elect signs and merge what agrees.
+    """Drop entries of each task vector at random, rescale the rest, then elect signs and merge what agrees.
 
     t_i = m_i (W_i - W_0) / density with m_i ~ Bernoulli(density), then TIES on t_i. Yu et al., 2024.
     """

@@ -36,7 +36,7 @@ class Della(TensorMerger):
             0.15,
             ge=0,
             lt=0.5,
-            description="How far the probability of being kept departs from the density, at both ends of a row.",
+            description="How far the probability of being kept is from the density at the ends of a row.",
         )
         rescale: Literal["expectation", "norm", "none"] = Field(
             "expectation",

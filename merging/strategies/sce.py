@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Sce(TensorMerger):
-    """Keep the entries on which the experts differ most, weigh experts by their energy there, merge what agrees.
+    """Keep the entries on which experts differ most, weigh experts by their energy there, merge what agrees.
 
-    Per tensor: t_i = W_i - W_0 at the int(density * n) entries of largest variance over i, of the n that vary;
+    Per tensor: t_i = W_i - W_0 at the int(density * n) entries of largest variance over i, of n that vary;
     a_i = mean(t_i^2) / sum_j mean(t_j^2); W = W_0 + scale * sum_A a_i t_i / sum_A a_i, entry by entry, A the
     experts with the sign of sum_i t_i. Wan et al., 2024.
     """

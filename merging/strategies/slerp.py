@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Slerp(TensorMerger):
     """Interpolate between two models along an arc, tensor by tensor: two experts, or the base and one expert.
 
-    W = [sin((1 - t) theta) A + sin(t theta) B] / sin theta, theta the angle between A and B. With one expert A is
-    the base and B the expert; with two, t is the second's share of their weights. Shoemake, 1985.
+    W = [sin((1 - t) theta) A + sin(t theta) B] / sin theta, theta the angle between A and B. With one expert
+    A is the base and B the expert; with two, t is the second's share of their weights. Shoemake, 1985.
     """
 
     paper = "doi:10.1145/325334.325242"
@@ -35,7 +35,7 @@ class Slerp(TensorMerger):
             None,
             ge=0,
             le=1,
-            description="How far to go from the base (0) to the one expert (1); half way where not given (t).",
+            description="How far to go from the base (0) to the one expert (1); half way if not given (t).",
         )
         linear_above: float = Field(
             0.9995, gt=0, le=1, description="Interpolate linearly where |cos theta| is above this."

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from safetensors.torch import load_file
 
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import open_checkpoint
-from merging.checkpoints.publish import Partial, recover, remove_listed
+from merging.checkpoints.manifest import remove_listed
+from merging.checkpoints.publish import Partial, recover
 from merging.checkpoints.source import StateDictSource
 from merging.errors import OutputError
 
@@ -146,75 +148,61 @@ print("finished after", calls)
 
 
 FORKED = """
-import os, sys
-code = sys.stdin.read()
-target, calls = sys.argv[1], int(sys.argv[2])
-import torch, safetensors.torch, shutil
-from pathlib import Path
+import os, shutil, sys
+import torch
 import merging.checkpoints.disk_sink, merging.checkpoints.source
-for deadly in range(calls):
-    place = Path(target) / str(deadly)
+code, places = sys.stdin.read(), sys.argv[1]
+for deadly in range(200):
+    place = shutil.copytree(os.path.join(places, "before"), os.path.join(places, str(deadly)))
     pid = os.fork()
     if pid == 0:
-        sys.argv = ["-c", str(place / "out"), str(deadly)]
-        try:
-            exec(compile(code, "dying", "exec"), {"__name__": "__main__"})
-        finally:
-            sys.stdout.flush()
-            os._exit(0)
+        sys.argv = ["-c", os.path.join(place, "out"), str(deadly)]
+        exec(compile(code, "dying", "exec"), {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
     _, status = os.waitpid(pid, 0)
-    print(deadly, status)
+    print("status", place, status, flush=True)
+    if status != 9:
+        break
 """
 
 
-def killed_everywhere(tmp_path, calls):
-    """Kill a writer at each of its first `calls` calls to the system, each in a folder of its own."""
+def killed_everywhere(places):
+    """Kill a writer at each of its system calls, each time in a new copy of `before`; the last one lives."""
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, str(tmp_path), str(calls)],
-        input=DYING,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", FORKED, str(places)], input=DYING, capture_output=True, text=True, check=True
     )
-    return [line.split()[1] == "9" for line in done.stdout.splitlines() if line[0].isdigit()]
+    ends = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("status")]
+    assert len(ends) > 20, done.stderr
+    assert [status for _, status in ends] == ["9"] * (len(ends) - 1) + ["0"], done.stderr
+    return [Path(place) / "out" for place, _ in ends]
 
 
 def test_killed_at_any_moment_there_is_the_whole_or_nothing(tmp_path):
-    for call in range(60):
-        (tmp_path / str(call)).mkdir()
-    killed = killed_everywhere(tmp_path, 60)
-    assert killed.count(True) > 15
-    assert not killed[-1]
-    for call in range(60):
-        target = tmp_path / str(call) / "out"
+    (tmp_path / "before").mkdir()
+    for target in killed_everywhere(tmp_path):
         assert not target.exists() or value(target) == {1.0}
         recover(target)
         assert [path.name for path in target.parent.iterdir()] in ([], ["out"])
-        write(target, NEW)
-        assert value(target) == {1.0}
+    write(target, OLD)
+    assert value(target) == {0.0}
 
 
 def test_killed_while_replacing_the_old_or_the_new_is_whole_and_user_files_are_there(tmp_path):
-    for call in range(80):
-        target = tmp_path / str(call) / "out"
-        target.parent.mkdir()
-        write(target, OLD, files={"README.md": "old", "sub/old.txt": "old"})
-        (target / "notes.txt").write_text("mine")
-        (target / "sub/mine.txt").write_text("mine")
-    killed = killed_everywhere(tmp_path, 80)
-    assert killed.count(True) > 20
-    assert not killed[-1]
+    (tmp_path / "before").mkdir()
+    write(tmp_path / "before/out", OLD, files={"README.md": "old", "sub/old.txt": "old"})
+    (tmp_path / "before/out/notes.txt").write_text("mine")
+    (tmp_path / "before/out/sub/mine.txt").write_text("mine")
     ends = set()
-    for call in range(80):
-        target = tmp_path / str(call) / "out"
-        notes = recover(target)
+    for target in killed_everywhere(tmp_path):
+        recover(target)
         assert [path.name for path in target.parent.iterdir()] == ["out"]
-        ends |= {(frozenset(value(target)), bool(notes))}
+        ends |= {frozenset(value(target))}
         assert (target / "notes.txt").read_text() == "mine"
         assert (target / "sub/mine.txt").read_text() == "mine"
         manifest = json.loads((target / "manifest.json").read_text())
         assert names_in(target) == {*manifest["files"], "manifest.json", "notes.txt", "sub/mine.txt"}
-    assert {value for value, _ in ends} == {frozenset({0.0}), frozenset({1.0})}
+    assert ends == {frozenset({0.0}), frozenset({1.0})}
 
 
 def test_a_living_writer_is_left_alone(tmp_path):
@@ -258,18 +246,22 @@ with SafetensorsSink(Path(sys.argv[1]), source) as sink:
     print("half", flush=True)
     time.sleep(60)
 """
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-        writer = subprocess.Popen(
+    ways = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    writers = {
+        number: subprocess.Popen(
             [sys.executable, "-c", script, str(tmp_path / "out")],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        for number in ways
+    }
+    for number, writer in writers.items():
         with writer:
             assert writer.stdout.readline() == b"half\n"
             writer.send_signal(number)
             writer.wait()
-        assert not (tmp_path / "out").exists()
-        recover(tmp_path / "out")
-        assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "out").exists()
+    recover(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
     write(tmp_path / "out", NEW)
     assert load_file(tmp_path / "out/model.safetensors").keys() == NEW.keys()

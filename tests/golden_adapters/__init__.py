@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from golden_adapters import average, layerwise, sparse, spherical, task_arithmetic, ties
+from golden_adapters import average, layerwise, sparse, spherical, surgery, task_arithmetic, ties
 
 Adapter = Callable[[dict[str, Any], dict[str, Tensor]], dict[str, Any]]
 
@@ -29,6 +29,7 @@ ADAPTERS: dict[str, Adapter] = {
     "karcher": spherical.karcher,
     "model_stock": spherical.model_stock,
     **layerwise.ADAPTERS,
+    **surgery.ADAPTERS,
 }
 
 NOT_BUILT = frozenset(
@@ -41,7 +42,6 @@ NOT_BUILT = frozenset(
         "knots",
         "lot",
         "prob_surgery",
-        "surgery",
         "tsv_m",
         "wudi",
     }

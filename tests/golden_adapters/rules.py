@@ -46,7 +46,7 @@ def drawn_from(
 
 
 def from_masks(inputs: dict[str, Any]) -> Callable[[str, int], Tensor]:
-    """Uniforms below any density where the mask keeps, above any where it drops; all kept where there is no mask."""
+    """Uniforms below any density where a mask keeps, above any where it drops; no mask keeps everything."""
 
     def uniforms(name: str, expert: int) -> Tensor:
         masks = inputs["keep_masks"][expert]

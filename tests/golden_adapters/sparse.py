@@ -116,7 +116,7 @@ def _linear_weights(base: State) -> tuple[str, ...]:
 
 
 def _as_the_empty_slice_leaves_it(merged: State, base: State, params: dict[str, Any]) -> State:
-    """mergekit loses the whole task vector of a tensor when its upper cut is of no entries; this package does not."""
+    """mergekit loses a tensor's whole task vector where the upper cut is empty; this package does not."""
     if params["density"] >= 1:
         return merged
     return {

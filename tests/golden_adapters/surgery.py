@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from golden_adapters.expressing import NotExpressible, refuse_unknown
+from golden_adapters.expressing import NotExpressible, refuse_unknown, resolve
 from merging.calibrators.surgery_training import FeatureCorrection, train_surgery
 
 
-def surgery(case: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    params = case["params"]
+def surgery(case: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    params, inputs = case["params"], resolve(case["inputs"], tensors)
     refuse_unknown(params, "lr", "steps", "rank", "loss")
     if params.get("loss", "L1 mean") != "L1 mean":
         raise NotExpressible(f'surgery trains on the mean absolute difference, not "{params["loss"]}"')

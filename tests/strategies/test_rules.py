@@ -23,14 +23,36 @@ FULL = {  # settings with which one expert of weight 1 comes back
     "average": {},
     "task_arithmetic": {"scale": 1.0},
     "ties": {"density": 1.0},
+    "dare": {"density": 1.0, "scale": 1.0},
+    "dare_ties": {"density": 1.0},
+    "della": {"density": 1.0},
+    "breadcrumbs": {"density": 1.0, "scale": 1.0},
+    "sce": {"density": 1.0},
+    "slerp": {"t": 1.0},
+    "karcher": {},
 }
-RULES = {
-    **FULL,
-    "average ": {"normalize": False},
-    "task_arithmetic ": {"normalize": True},
-    "ties ": {"trim": "tensor", "density": 0.3},
-    "ties  ": {"elect": "normfrac", "merge": "max"},
-    "ties   ": {"density": 0.5, "merge": "sum"},
+RULES = {  # a name is the rule's, after a dash what is special about the settings
+    "average": {},
+    "average-plain": {"normalize": False},
+    "task_arithmetic": {},
+    "task_arithmetic-normalized": {"normalize": True},
+    "ties": {},
+    "ties-tensor": {"trim": "tensor", "density": 0.3},
+    "ties-normfrac": {"elect": "normfrac", "merge": "max"},
+    "ties-sum": {"density": 0.5, "merge": "sum"},
+    "dare": {},
+    "dare-norm": {"rescale": "norm"},
+    "dare_ties": {},
+    "dare_ties-trimmed": {"trim": 0.2, "density": 0.7},
+    "della": {},
+    "della-linear": {"elect": False, "rescale": "norm"},
+    "breadcrumbs": {},
+    "breadcrumbs-elected": {"elect": True, "gamma": 0.1},
+    "sce": {"density": 0.4},
+    "slerp": {},
+    "karcher": {},
+    "model_stock": {},
+    "model_stock-rows": {"rows": True, "mean": "angles", "clamp": False},
 }
 
 
@@ -48,9 +70,26 @@ def state(
 
 
 def merge(
-    rule: str, base: dict[str, Tensor], experts: dict[str, dict[str, Tensor]], **more: object
+    rule: str, base: dict[str, Tensor], experts: dict[str, dict[str, Tensor]], **options: object
 ) -> dict[str, Tensor]:
-    return merging.merge(rule.strip(), base, experts, **{**RULES[rule], **more})
+    settings = {**RULES.get(rule, {}), **options}
+    return merging.merge(rule.partition("-")[0], base, experts, **settings)
+
+
+def around(base: dict[str, Tensor], rule: str, seed: int = 1) -> dict[str, dict[str, Tensor]]:
+    """Experts near the base, as many as the rule takes."""
+    names = "ab" if rule.startswith("slerp") else "abcde"
+    return {name: state(i, around=base) for i, name in enumerate(names, start=seed)}
+
+
+def weights(rule: str) -> dict[str, float] | None:
+    """Weights for the experts of `around`, where the rule uses weights."""
+    from merging.components import strategies
+
+    if not strategies.get(rule.partition("-")[0]).weighted:
+        return None
+    experts = around(state(0), rule)
+    return dict(zip(experts, [0.5, 1.3, 0.7, 1.0, 0.1], strict=False))
 
 
 def same(ours: dict[str, Tensor], theirs: dict[str, Tensor], *names: str) -> bool:
@@ -63,14 +102,14 @@ def test_one_expert_of_weight_one_comes_back(rule, dtype):
     base = state(0, dtype=dtype)
     expert = state(1, around=base, dtype=dtype)
 
-    assert same(merge(rule, base, {"a": expert}), expert)
+    assert same(merge(rule, base, {"a": expert}, **FULL[rule]), expert)
 
 
 @pytest.mark.parametrize("rule", FULL)
 def test_distant_expert_comes_back(rule):
     base, expert = state(0), state(1)
 
-    assert same(merge(rule, base, {"a": expert}), expert)
+    assert same(merge(rule, base, {"a": expert}, **FULL[rule]), expert)
 
 
 def test_average_gives_back_an_expert_of_any_magnitude():
@@ -82,22 +121,20 @@ def test_average_gives_back_an_expert_of_any_magnitude():
     assert torch.equal(merged["w"], expert["w"])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"average-plain"}))
 def test_experts_equal_to_the_base_give_the_base(rule):
     base = state(0)
-    experts = {"a": base, "b": base} if rule != "average " else {"a": base}
 
-    assert same(merge(rule, base, experts), base)
+    assert same(merge(rule, base, {"a": base, "b": base}), base)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_order_of_experts_changes_nothing(rule):
     base = state(0)
-    experts = {name: state(seed, around=base) for seed, name in enumerate("cabed", start=1)}
-    weights = {"a": 0.5, "b": 1.3, "c": 0.7, "d": 1.0, "e": 0.1}
+    experts = around(base, rule)
 
-    merged = merge(rule, base, experts, weights=weights)
-    permuted = merge(rule, base, {name: experts[name] for name in "edcba"}, weights=weights)
+    merged = merge(rule, base, experts, weights=weights(rule))
+    permuted = merge(rule, base, dict(reversed(experts.items())), weights=weights(rule))
 
     assert same(merged, permuted)
 
@@ -105,7 +142,7 @@ def test_order_of_experts_changes_nothing(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_row_blocks_give_the_bits_of_whole_tensors(rule, monkeypatch):
     base = state(0)
-    experts = {name: state(seed, around=base) for seed, name in enumerate("abc", start=1)}
+    experts = around(base, rule)
 
     whole = merge(rule, base, experts)
     monkeypatch.setattr(vectors, "BLOCK_ELEMENTS", 16)
@@ -117,9 +154,8 @@ def test_row_blocks_give_the_bits_of_whole_tensors(rule, monkeypatch):
 @pytest.mark.parametrize("rule", RULES)
 def test_integers_and_bools_are_the_bases(rule):
     base = state(0)
-    experts = {"a": state(1, around=base), "b": state(3, around=base)}
 
-    merged = merge(rule, base, experts)
+    merged = merge(rule, base, around(base, rule))
 
     assert list(merged) == list(base)
     assert same(merged, base, "position_ids", "mask")
@@ -131,16 +167,31 @@ def test_half_precision_ones_stay_finite(rule):
     base = {"w": torch.zeros(400, 400, dtype=torch.float16)}
     expert = {"w": torch.ones(400, 400, dtype=torch.float16)}
 
-    merged = merge(rule, base, {"a": expert})
+    merged = merge(rule, base, {"a": expert, "b": base})
 
     assert torch.isfinite(merged["w"]).all()
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_inputs_are_left_as_they_were(rule):
-    base, expert = state(0), state(1)
-    before = {name: tensor.clone() for name, tensor in base.items()}
+    base = state(0)
+    experts = around(base, rule)
+    before = {
+        name: {key: tensor.clone() for key, tensor in expert.items()} for name, expert in experts.items()
+    }
 
-    merge(rule, base, {"a": expert})
+    merge(rule, base, experts)
 
-    assert same(base, before)
+    assert same(base, state(0))
+    assert all(same(experts[name], before[name]) for name in experts)
+
+
+def test_importing_rules_does_not_import_torch():
+    import subprocess
+    import sys
+
+    rules = sorted({rule.partition("-")[0] for rule in RULES})
+    modules = ", ".join(f"merging.strategies.{rule}" for rule in [*rules, "checkpoint"])
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

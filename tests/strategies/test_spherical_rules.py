@@ -1,0 +1,97 @@
+"""SLERP, the Karcher mean and Model Stock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import merging
+from merging import spheres
+from merging.errors import SpecError
+
+
+def model(*values: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.tensor(values)}
+
+
+@pytest.mark.parametrize(
+    ("t", "expected"), [(0.0, [1.0, 0.0]), (0.5, [0.5**0.5, 0.5**0.5]), (1.0, [0.0, 1.0])]
+)
+def test_slerp_goes_along_the_arc_from_base_to_expert(t, expected):
+    merged = merging.merge("slerp", model(1.0, 0.0), {"a": model(0.0, 1.0)}, t=t)
+
+    assert merged["w"].tolist() == pytest.approx(expected, abs=1e-7)
+
+
+def test_slerp_of_two_experts_goes_by_their_weights():
+    experts = {"a": model(1.0, 0.0), "b": model(0.0, 1.0)}
+
+    merged = merging.merge("slerp", model(9.0, 9.0), experts, weights={"a": 1, "b": 2})
+
+    assert merged["w"].tolist() == pytest.approx([0.5, 0.75**0.5])
+
+
+@pytest.mark.parametrize(
+    ("experts", "options", "words"),
+    [
+        ("abc", {}, "one or two experts"),
+        ("ab", {"t": 0.3}, 'leave out "t"'),
+        ("a", {"weights": {"a": 2.0}}, 'leave out "weight"'),
+        ("ab", {"weights": {"a": -1.0}}, "negative"),
+    ],
+)
+def test_slerp_refuses_what_it_cannot_read(experts, options, words):
+    with pytest.raises(SpecError, match=words):
+        merging.merge("slerp", model(1.0), dict.fromkeys(experts, model(2.0)), **options)
+
+
+def test_karcher_mean_of_two_is_half_way_along_the_arc():
+    tensors_NS = torch.tensor([[2.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+
+    mean_S = spheres.karcher_mean(tensors_NS, torch.ones(2).double(), iterations=10, tolerance=1e-5)
+
+    assert mean_S.tolist() == pytest.approx([3 * 0.5**0.5] * 2)
+
+
+def test_karcher_mean_of_identical_experts_is_the_expert():
+    expert = {"w": torch.randn(30, 20)}
+
+    merged = merging.merge("karcher", expert, dict.fromkeys("abcde", expert))
+
+    torch.testing.assert_close(merged["w"], expert["w"], rtol=1e-6, atol=0)
+
+
+def test_karcher_mean_of_opposites_and_zeros_is_finite():
+    opposites = {"a": model(1.0, 0.0), "b": model(-1.0, 0.0)}
+    zeros = dict.fromkeys("ab", model(0.0, 0.0))
+
+    assert torch.isfinite(merging.merge("karcher", model(0.0, 0.0), opposites)["w"]).all()
+    assert merging.merge("karcher", model(0.0, 0.0), zeros)["w"].tolist() == [0.0, 0.0]
+
+
+def test_model_stock_of_identical_experts_is_the_expert():
+    merged = merging.merge("model_stock", model(0.0, 1.0), dict.fromkeys("abc", model(3.0, -2.0)))
+
+    assert merged["w"].tolist() == pytest.approx([3.0, -2.0])
+
+
+@pytest.mark.parametrize("mean", ["cosines", "angles"])
+def test_model_stock_of_orthogonal_experts_is_the_base(mean):
+    experts = {"a": model(1.0, 0.0), "b": model(0.0, 1.0)}
+
+    merged = merging.merge("model_stock", model(0.0, 0.0), experts, mean=mean)
+
+    assert merged["w"].tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
+
+
+def test_model_stock_does_not_run_away_where_experts_disagree():
+    experts = {"a": model(1.0, 0.001), "b": model(-1.0, 0.001)}
+
+    merged = merging.merge("model_stock", model(0.0, 0.0), experts)
+
+    assert merged["w"].tolist() == [0.0, 0.0]
+
+
+def test_model_stock_needs_two():
+    with pytest.raises(SpecError, match="at least two"):
+        merging.merge("model_stock", model(1.0), {"a": model(2.0)})
