@@ -2,9 +2,8 @@
 
     python benchmarks/demo_grid.py --out merging-demo
 
-Base, experts, heads and examples are those of `merging demo`; each rule sees the same ones. The first row is the base
-with each task's head, the second each expert on its own task.
-"""
+Base, experts, heads and examples are those of `merging demo`; each rule sees the same ones. The first row is
+the base with each task's head, the second each expert on its own task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What layer-wise rules do to a Gram before they solve: shrink it, make it a correlation, measure its off-diagonal.
+"""What layer-wise rules do to a Gram before they solve: shrink it, make it a correlation, measure its
+off-diagonal.
 
 Shape letters: D features.
 """
@@ -24,6 +25,7 @@ def correlation(gram_DD: Tensor) -> Tensor:
 
 
 def off_diagonal_mass(gram_DD: Tensor) -> float:
-    """Sum of |G_pq| over p < q: Chain of Merges' measure of how far a task lies from decorrelated features."""
+    """Sum of |G_pq| over p < q: Chain of Merges' measure of how far a task lies from decorrelated
+    features."""
     total = gram_DD.abs().sum(dtype=torch.float64) - gram_DD.diagonal().abs().sum(dtype=torch.float64)
     return max(float(total) / 2, 0.0)

@@ -48,8 +48,8 @@ class Total(Result):
 class Inspection(Result):
     """What is in a checkpoint. `ties`: groups of names that share one tensor, or hold the same values.
 
-    `stacks`: stack -> number of blocks. `feeds`: stack -> groups of linears that share their input in its blocks. `notes`: what lies there and is not read, or could not be found out.
-    """
+    `stacks`: stack -> number of blocks. `feeds`: stack -> groups of linears that share their input in its
+    blocks. `notes`: what lies there and is not read, or could not be found out."""
 
     model: str
     architecture: str | None
@@ -115,9 +115,7 @@ def open_model(model: str) -> OpenModel:
         stacks = {
             stack: len(list(module.get_submodule(stack).children())) for stack in backbone.stacks(module)
         }
-        feeds = {
-            stack: tuple(feed.linears for feed in found) for stack, found in feeds_of(backbone).items()
-        }
+        feeds = {stack: tuple(feed.linears for feed in found) for stack, found in feeds_of(backbone).items()}
     except MergingError as error:
         return OpenModel(path, source, architecture, None, None, {}, {}, (*source.notes, error.message))
     return OpenModel(path, source, architecture, backbone.name, module, stacks, feeds, source.notes)

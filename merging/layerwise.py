@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from merging.contracts.models import Models
     from merging.data.task import CalibrationData
 
-_MEMORY = "one block of two models + per feed of a block 8 D² (3 of 4 bytes, 1 of 8) + one batch; flat in depth and N"
+_MEMORY = "one block of two models + 16 D² bytes per feed of a block + one batch; flat in depth and N"
 
 
 class Placed:

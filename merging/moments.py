@@ -14,12 +14,13 @@ from merging.errors import NumericalError
 class Moments:
     """E[x xᵀ], E[x_target xᵀ] and the means of one feed under one task, weighted per token.
 
-    Sums are kept in float32 (float64 for float64 inputs); what one reads is divided by the total token weight, so
-    that neither the number of tokens nor the batch size matters. Padding has weight 0 and is left out.
-    """
+    Sums are kept in float32 (float64 for float64 inputs); what one reads is divided by the total token
+    weight, so that neither the number of tokens nor the batch size matters. Padding has weight 0 and is left
+    out."""
 
     def __init__(self, features: int, *, target: bool = False, unit_tokens: bool = False) -> None:
-        """`target`: also the cross moment with target inputs. `unit_tokens`: scale each token to length 1 first."""
+        """`target`: also the cross moment with target inputs. `unit_tokens`: scale each token to length 1
+        first."""
         self.features, self._target, self._unit = features, target, unit_tokens
         self.total = 0.0  # sum of token weights
         self.tokens = 0  # tokens of non-zero weight

@@ -70,10 +70,9 @@ class NormalEquations:
     def solve(self, *, ridge: float = 0.0, anchor_OD: Tensor | None = None, damping: float = 0.0) -> Tensor:
         """W = (rhs + ridge · anchor)(lhs + (ridge + damping) I)⁻¹, in float64.
 
-        Without a ridge the solution is sought as anchor plus a correction, so that directions in which the system
-        says nothing (dead features, fewer tokens than features) keep the anchor. `damping` has no counterpart on the
-        right side.
-        """
+        Without a ridge the solution is sought as anchor plus a correction, so that directions in which the
+        system says nothing (dead features, fewer tokens than features) keep the anchor. `damping` has no
+        counterpart on the right side."""
         lhs_DD = self.lhs_DD + (ridge + damping) * torch.eye(len(self.lhs_DD), dtype=DTYPE)
         anchor = torch.zeros_like(self.rhs_OD) if anchor_OD is None else anchor_OD.to(DTYPE)
         correction_OD = self.rhs_OD + ridge * anchor - anchor @ lhs_DD
@@ -123,7 +122,8 @@ def _condition(lhs_DD: Tensor, factor_DD: Tensor, steps: int = 12) -> float:
 
 
 def _pseudo_solve(lhs_DD: Tensor, rhs_OD: Tensor, cutoff: float) -> tuple[Tensor, float]:
-    """rhs · lhs⁺ by eigenvalues, those below cutoff · largest taken as zero; and the condition that is left."""
+    """rhs · lhs⁺ by eigenvalues, those below cutoff · largest taken as zero; and the condition that is
+    left."""
     values_D, vectors_DD = torch.linalg.eigh(lhs_DD)
     largest = float(values_D.abs().max())
     kept = values_D > cutoff * largest
@@ -135,7 +135,8 @@ def _pseudo_solve(lhs_DD: Tensor, rhs_OD: Tensor, cutoff: float) -> tuple[Tensor
 
 
 class NormEquations:
-    """Scale and shift of a norm, channel by channel: fit gamma_i z + beta_i of every task (FeatCal's 2 x 2 systems)."""
+    """Scale and shift of a norm, channel by channel: fit gamma_i z + beta_i of every task (FeatCal's 2 x 2
+    systems)."""
 
     def __init__(self, features: int, *, shift: bool) -> None:
         """`shift`: whether the norm has one (an RMSNorm has only a scale)."""
@@ -147,7 +148,8 @@ class NormEquations:
         self.rhs_shift_D = torch.zeros(features, dtype=DTYPE)
 
     def add(self, scale_D: Tensor, shift_D: Tensor | None, *, mean_D: Tensor, square_D: Tensor) -> None:
-        """Fold in one task, with equal weight: its scale and shift, and E[z], E[z²] of the normalised inputs."""
+        """Fold in one task, with equal weight: its scale and shift, and E[z], E[z²] of the normalised
+        inputs."""
         scale, mean, square = scale_D.to(DTYPE), mean_D.to(DTYPE), square_D.to(DTYPE)
         shift = torch.zeros_like(scale) if shift_D is None else shift_D.to(DTYPE)
         self.tasks += 1

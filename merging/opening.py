@@ -19,9 +19,9 @@ from merging.contracts.backbone import Backbone
 from merging.contracts.models import Models
 from merging.data.heads import expert_head, label_problems, load_head
 from merging.data.opening import open_examples
-from merging.evaluation.forward import input_problems
 from merging.data.task import Examples, LinearHead, Task
 from merging.errors import CheckpointError, DataError, MergingError, Problem, SpecError
+from merging.evaluation.forward import input_problems
 from merging.spec import Component, PipelineSpec, TaskSpec
 from merging.spec.component import AUTO, AutoSettings
 
@@ -106,7 +106,8 @@ def open_models(spec: PipelineSpec) -> Opened:
 
 
 def select_backbone(folder: Path, choice: Component) -> Backbone | None:
-    """The backbone by name, or the one that takes the `model_type` of the folder's config; None without a config."""
+    """The backbone by name, or the one that takes the `model_type` of the folder's config; None without a
+    config."""
     found = read_config(folder)
     if choice.type != AUTO:
         if found is None:
@@ -219,7 +220,8 @@ def _aligned(
 
 
 def _ties(folder: Path) -> bool:
-    """Whether the folder's config ties head and embedding; where transformers knows its default, that counts."""
+    """Whether the folder's config ties head and embedding; where transformers knows its default, that
+    counts."""
     found = read_config(folder)
     if found is None:
         return False

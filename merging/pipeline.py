@@ -20,7 +20,8 @@ Until = Literal["merge", "calibrate"]
 
 
 class Pipeline:
-    """One spec, checked. `run` leaves merged/, calibrated/, heads/ and report.json; what is done is not done again."""
+    """One spec, checked. `run` leaves merged/, calibrated/, heads/ and report.json; what is done is not done
+    again."""
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec

@@ -20,7 +20,7 @@ from merging.opening import Opened
 from merging.report.entry import Entry
 from merging.report.stages import resident
 from merging.spec import Component
-from merging.tracer import Block, blocks_of, is_linear, is_norm
+from merging.tracer import Block, blocks_of, is_linear, is_norm, is_transposed
 
 if TYPE_CHECKING:
     from merging.data.task import Task
@@ -145,22 +145,27 @@ class _Shape:
         return counts
 
     def sweep_bytes(self, activations: int) -> int:
-        """Two models outside their blocks, two blocks, the sums of a block's feeds, the solve's copies, a batch."""
+        """Two models outside their blocks, two blocks, the sums of a block's feeds, the solve's copies, a
+        batch."""
         block = max((_elements(block.module) for block in self.blocks), default=0)
         feeds = max((_feed_bytes(block.module) for block in self.blocks), default=0)
         return self.runtime + 2 * 4 * (self.outside + block) + feeds + activations
 
 
 def _feed_bytes(module: nn.Module) -> int:
-    """Sums of a block's feeds: linears of one parent and width are taken to share one, their output to have its own."""
+    """Sums of a block's feeds: linears of one parent and width are taken to share one, their output to have
+    its own."""
     groups: dict[tuple[str, int], list[int]] = {}
     for name, child in module.named_modules():
-        if isinstance(child, nn.Linear):
-            groups.setdefault((name.rpartition(".")[0], child.in_features), []).append(child.out_features)
+        if is_linear(child):
+            outputs, inputs = child.get_parameter("weight").shape
+            if is_transposed(child):
+                outputs, inputs = inputs, outputs
+            groups.setdefault((name.rpartition(".")[0], inputs), []).append(outputs)
     held = solving = 0
-    for (_, width), outputs in groups.items():
-        feeds = 2 if len(outputs) > 3 else 1
-        square, rows = width * width, sum(outputs) * width
+    for (_, width), widths in groups.items():
+        feeds = 2 if len(widths) > 3 else 1
+        square, rows = width * width, sum(widths) * width
         held += feeds * square * (4 + 4 + 8) + rows * 8
         solving = max(solving, 3 * square * 8 + 4 * rows * 8)
     return held + solving

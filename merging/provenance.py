@@ -1,4 +1,5 @@
-"""Fingerprints and manifests: what a checkpoint was made from, so that it can be made again or known to be done."""
+"""Fingerprints and manifests: what a checkpoint was made from, so that it can be made again or known to be
+done."""
 
 from __future__ import annotations
 

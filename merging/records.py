@@ -20,10 +20,12 @@ class _OnDisk(NamedTuple):
 
 
 class Records:
-    """Nested tensors by key; a key that is put again is replaced. What `get` returns is a copy, safe to edit."""
+    """Nested tensors by key; a key that is put again is replaced. What `get` returns is a copy, safe to
+    edit."""
 
     def __init__(self, folder: Path | None = None, *, memory: int = DEFAULT_MEMORY) -> None:
-        """`folder`: where the rest goes (default: a temporary folder); `memory`: bytes that may stay in memory."""
+        """`folder`: where the rest goes (default: a temporary folder); `memory`: bytes that may stay in
+        memory."""
         self._memory, self._used = memory, 0
         self._parent = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None

@@ -1,4 +1,5 @@
-"""Scores and drift of base, experts, merged and calibrated model, on the same examples with the same heads."""
+"""Scores and drift of base, experts, merged and calibrated model, on the same examples with the same
+heads."""
 
 from __future__ import annotations
 

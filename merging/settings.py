@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):
-    """Subclass it, one `Field(default, bounds, description=...)` per setting; name the paper's symbol in the description."""
+    """Subclass it, one `Field(default, bounds, description=...)` per setting; name the paper's symbol in the
+    description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

@@ -15,8 +15,8 @@ from merging.errors import CheckpointError
 class StreamedModel:
     """The backbone's skeleton, filled from a checkpoint part by part and emptied again.
 
-    Weights are cast to `dtype` when loaded; buffers that the checkpoint does not store keep their computed values.
-    """
+    Weights are cast to `dtype` when loaded; buffers that the checkpoint does not store keep their computed
+    values."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class StreamedModel:
         ]
         if lost:
             raise CheckpointError(
-                f"{len(lost)} of {len(present)} parameters of {type(self.module).__name__} are not in the checkpoint; "
-                f"first: {lost[0]}",
-                remedy="The config and the weights do not belong together, or the weights need more than a renaming.",
+                f"{len(lost)} of {len(present)} parameters of {type(self.module).__name__} are not in the "
+                f"checkpoint; first: {lost[0]}",
+                remedy="Config and weights do not belong together, or the weights need more than a renaming.",
             )
 
     def attach(self, source: CheckpointSource) -> None:
@@ -96,7 +96,8 @@ class StreamedModel:
             raise CheckpointError(f'{type(self.module).__name__} has no tensor "{name}"')
         if place.shape != tensor.shape:
             raise CheckpointError(
-                f'"{name}" has shape {tuple(tensor.shape)} in the checkpoint, {tuple(place.shape)} by the config'
+                f'"{name}" has shape {tuple(tensor.shape)} in the checkpoint, by the config it has '
+                f"{tuple(place.shape)}"
             )
         if leaf in owner._parameters:
             owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
@@ -129,7 +130,8 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def _ties(model: nn.Module) -> dict[str, str]:
-    """Parameter name -> the parameter whose tensor it shares, as the model class declares or as the module shows."""
+    """Parameter name -> the parameter whose tensor it shares, as the model class declares or as the module
+    shows."""
     declared = getattr(model, "all_tied_weights_keys", None)
     ties = dict(declared) if declared else {}
     first: dict[int, str] = {}

@@ -27,7 +27,7 @@ from merging.moments import Moments, NormMoments
 from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
 from merging.records import DEFAULT_MEMORY, Records
 from merging.streaming import StreamedModel
-from merging.tracer import Block, BlockTracer, Feed, Layout, blocks_of
+from merging.tracer import Block, BlockTracer, Feed, Layout, blocks_of, is_transposed
 
 
 @dataclass
@@ -40,12 +40,12 @@ class SweepNotes:
 
 
 class Sweep:
-    """One pass over all blocks. The student is streamed from `student`, solved block by block, and written to `sink`.
+    """One pass over all blocks. The student is streamed from `student`, solved block by block, and written to
+    `sink`.
 
-    Held at a time: one block of the student and one of an expert, their weights outside blocks, the sums of one
-    block's feeds, and one batch of activations; what must wait lies in `Records`. So memory grows neither with depth
-    nor with the number of experts.
-    """
+    Held at a time: one block of the student and one of an expert, their weights outside blocks, the sums of
+    one block's feeds, and one batch of activations; what must wait lies in `Records`. So memory grows neither
+    with depth nor with the number of experts."""
 
     def __init__(
         self,
@@ -144,7 +144,8 @@ class Sweep:
         self.progress("sweep", done, len(self.blocks) * part[1] * tasks)
 
     def _layout(self, index: int) -> Layout:
-        """Discovered on the first task's first batch; by the student's block, whoever's inputs are used later."""
+        """Discovered on the first task's first batch; by the student's block, whoever's inputs are used
+        later."""
         task = self.models.tasks[0]
         if self.rule.inputs == "expert":
             with self._expert_at(task, index):
@@ -171,8 +172,8 @@ class Sweep:
     def _solve(self, index: int, layout: Layout, part: tuple[int, int], *, final: bool) -> dict[str, Tensor]:
         """New tensors by name in the module, for these feeds and norms of the block.
 
-        `part`: this is the i-th of n passes over the block; `final`: the last one, in which experts are recorded.
-        """
+        `part`: this is the i-th of n passes over the block; `final`: the last one, in which experts are
+        recorded."""
         block = self.blocks[index]
         norms = layout.norms if self.rule.norms else ()
         feeds = layout.feeds
@@ -217,7 +218,9 @@ class Sweep:
         found, start = {}, 0
         for linear in feed.linears:
             stop = start + _outputs(block.module, linear)
-            found[f"{block.name}.{linear}.weight"] = weight_OD[start:stop]
+            part_OD = weight_OD[start:stop]
+            turned = is_transposed(block.module.get_submodule(linear))
+            found[f"{block.name}.{linear}.weight"] = part_OD.T.contiguous() if turned else part_OD
             if bias_O is not None and f"{block.name}.{linear}.bias" in self.student.stored:
                 found[f"{block.name}.{linear}.bias"] = bias_O[start:stop]
             start = stop
@@ -279,7 +282,8 @@ class Sweep:
         weights, biases, any_bias = [], [], False
         for linear in feed.linears:
             name = f"{block.name}.{linear}"
-            weights.append(_wide(source.read(self.student.stored[f"{name}.weight"])))
+            weight = _wide(source.read(self.student.stored[f"{name}.weight"]))
+            weights.append(weight.T if is_transposed(block.module.get_submodule(linear)) else weight)
             stored = self.student.stored.get(f"{name}.bias")
             any_bias = any_bias or stored is not None
             biases.append(_wide(source.read(stored)) if stored else weights[-1].new_zeros(len(weights[-1])))
@@ -333,8 +337,8 @@ class _TokenWeights:
         weights_BT = self._backbone.token_weights(self._batch, self._block.stack, name, tokens, self._last)
         if weights_BT is not None and tuple(weights_BT.shape) != tuple(tokens):
             raise TracingError(
-                f'"{self._block.name}.{name}" sees tokens of shape {tuple(tokens)}, the backbone weighs tokens of '
-                f"shape {tuple(weights_BT.shape)}"
+                f'"{self._block.name}.{name}" sees tokens of shape {tuple(tokens)}, the backbone weighs '
+                f"tokens of shape {tuple(weights_BT.shape)}"
             )
         return weights_BT
 
@@ -359,7 +363,8 @@ class _Measure:
         return {**self._each_feed(self._add), **self._norm_observers()}
 
     def keepers(self) -> dict[str, Callable[[Tensor], None]]:
-        """The student's walk, when the expert's is to follow: norms are taken in, feeds are kept for pairing."""
+        """The student's walk, when the expert's is to follow: norms are taken in, feeds are kept for
+        pairing."""
         return {**self._each_feed(self._keep), **self._norm_observers()}
 
     def pairers(self) -> dict[str, Callable[[Tensor], None]]:
@@ -404,7 +409,8 @@ def norm_kind(norm: nn.Module) -> NormKind:
 
 
 def normalised(norm: nn.Module, x: Tensor, offset: float) -> Tensor:
-    """What a norm makes of x before scale and shift, whatever its kind: its forward, with neutral parameters."""
+    """What a norm makes of x before scale and shift, whatever its kind: its forward, with neutral
+    parameters."""
     own = dict(norm._parameters)
     neutral = {name: torch.zeros_like(value) for name, value in own.items() if value is not None}
     neutral["weight"] += 1.0 - offset
@@ -435,7 +441,8 @@ def _split(feed: Feed, weights: _TokenWeights) -> list[Feed]:
 
 
 def _outputs(module: nn.Module, linear: str) -> int:
-    return int(module.get_submodule(linear).get_parameter("weight").shape[0])
+    part = module.get_submodule(linear)
+    return int(part.get_parameter("weight").shape[1 if is_transposed(part) else 0])
 
 
 def _wide(tensor: Tensor) -> Tensor:

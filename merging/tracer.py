@@ -61,7 +61,8 @@ class ActivationTracer(ABC):
 
     @abstractmethod
     def call(self, block: int, batch: int) -> Call:
-        """What the model itself would hand to the block, given all that is recorded. May be asked any number of times."""
+        """What the model itself would hand to the block, given all that is recorded. May be asked any number
+        of times."""
 
     @abstractmethod
     def run(
@@ -91,10 +92,10 @@ class _Reached(BaseException):
 class BlockTracer(ActivationTracer):
     """The tracer of all models whose blocks lie in lists.
 
-    For every call the model's own forward runs: finished blocks only answer with their stack's latest output, and the
-    wanted block stops the forward and hands over its arguments. Since that latest output is a true value, whatever
-    the model does between blocks or stacks is right, and no architecture needs code of its own.
-    """
+    For every call the model's own forward runs: finished blocks only answer with their stack's latest output,
+    and the wanted block stops the forward and hands over its arguments. Since that latest output is a true
+    value, whatever the model does between blocks or stacks is right, and no architecture needs code of its
+    own."""
 
     def __init__(
         self,
@@ -105,7 +106,8 @@ class BlockTracer(ActivationTracer):
         *,
         stream: str = "",
     ) -> None:
-        """`batches`: keyword arguments of the forward; `stream` tells this walk's records from others' in `records`."""
+        """`batches`: keyword arguments of the forward; `stream` tells this walk's records from others' in
+        `records`."""
         self.model, self.blocks, self.batches = model, tuple(blocks), batches
         self._records, self._stream = records, stream
 
@@ -118,11 +120,13 @@ class BlockTracer(ActivationTracer):
         with ExitStack() as restore, torch.no_grad():
             self._answer(restore, block, batch)
             _replace_forward(restore, wanted.module, hand_over)
+            found: Call | None = None
             try:
                 self.model(**self.batches[batch])
             except _Reached as reached:
-                assert reached.call is not None
-                return reached.call
+                found = reached.call
+        if found is not None:
+            return found
         raise TracingError(
             f'the forward ended without reaching block "{wanted.name}"',
             remedy="Blocks must run once, in order; layer drop, early exit and generation caches prevent that.",
@@ -151,7 +155,8 @@ class BlockTracer(ActivationTracer):
             return self.model(**self.batches[batch])
 
     def layout(self, block: int, batch: int) -> Layout:
-        """Feeds and norms of a block, found by running it once: linears that are handed the same tensor share a feed."""
+        """Feeds and norms of a block, found by running it once: linears that are handed the same tensor share
+        a feed."""
         module = self.blocks[block].module
         seen: list[tuple[str, Tensor]] = []
         names = [
@@ -219,7 +224,13 @@ def blocks_of(model: nn.Module, stacks: Sequence[str]) -> tuple[Block, ...]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
+    """nn.Linear, or GPT-2's Conv1D, which is one with its weight transposed."""
+    return isinstance(module, nn.Linear) or is_transposed(module)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight is stored inputs x outputs, as transformers' Conv1D does."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def is_norm(module: nn.Module) -> bool:

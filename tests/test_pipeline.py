@@ -1,4 +1,5 @@
-"""A whole run on real small checkpoints: what it leaves, what it does not do again, and what a kill cannot break."""
+"""A whole run on real small checkpoints: what it leaves, what it does not do again, and what a kill cannot
+break."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ TASKS = ("digits", "letters", "signs")
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Base, three experts, data and heads; labels are what each expert says, so that its own accuracy is 1."""
+    """Base, three experts, data and heads; labels are what each expert says, so that its own accuracy is
+    1."""
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
     folder = tmp_path_factory.mktemp("workshop")

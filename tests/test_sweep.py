@@ -22,6 +22,7 @@ from merging.strategies.chain_of_merges import ChainOfMerges
 from merging.strategies.regmean import RegMean
 from merging.strategies.regmean_plus_plus import RegMeanPlusPlus
 from merging.sweep import Sweep
+from merging.tracer import is_linear
 
 RULES = {
     "regmean": RegMean,
@@ -99,7 +100,7 @@ def test_the_order_of_experts_changes_nothing(rule: str) -> None:
     assert furthest(results[2], results[0]) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["clip", "dinov2", "llama", "bert", "t5"])
+@pytest.mark.parametrize("name", ["clip", "dinov2", "llama", "bert", "gpt2", "t5"])
 def test_featcal_with_one_expert_and_a_vanishing_ridge_recovers_its_linears(name: str) -> None:
     backbone, base, _ = made(name)
     redraw_(base)
@@ -117,7 +118,7 @@ def test_featcal_with_one_expert_and_a_vanishing_ridge_recovers_its_linears(name
     linears = [
         f"{path}.weight"
         for path, part in base.named_modules()
-        if isinstance(part, nn.Linear) and any(path.startswith(f"{block}.") for block in blocks)
+        if is_linear(part) and any(path.startswith(f"{block}.") for block in blocks)
     ]
     assert linears
     for linear in linears:
@@ -129,7 +130,8 @@ def test_featcal_with_one_expert_and_a_vanishing_ridge_recovers_its_linears(name
 
 
 def redraw_(model: nn.Module) -> None:
-    """Weights of the size that trained ones have: with transformers' tiny initial ones, activations hardly vary."""
+    """Weights of the size that trained ones have: with transformers' tiny initial ones, activations hardly
+    vary."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -182,7 +184,7 @@ def test_every_rule_ends_on_every_backbone_and_reports_every_tensor_once(name: s
 def test_padding_is_not_data(name: str, side: str) -> None:
     """A padded batch gives the statistics of the same sentences one by one."""
     if side == "left" and name in ("bert", "t5"):
-        side = "right"  # absolute and relative positions count from the first token: these are padded on the right
+        side = "right"  # positions count from the first token: these models are padded on the right
     backbone, base, _ = made(name)
     experts = {"a": expert_of(base, 1), "b": expert_of(base, 2)}
     models = opened(base, experts, backbone)

@@ -111,6 +111,11 @@ CASES: dict[str, Case] = {
     "qwen3": (AnyTransformers, lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED)), SENTENCES),
     "gemma3": (AnyTransformers, lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GROUPED)), SENTENCES),
     "bert": (AnyTransformers, lambda: hf.BertModel(hf.BertConfig(**SIZE, vocab_size=64)), SENTENCES),
+    "gpt2": (
+        AnyTransformers,
+        lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, **TEXT)),
+        SENTENCES,
+    ),
     "t5": (
         AnyTransformers,
         lambda: hf.T5ForConditionalGeneration(

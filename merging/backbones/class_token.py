@@ -14,7 +14,8 @@ OTHERS = 0.01  # weight of the tokens after the class token, as in FeatCal's cod
 
 
 def class_token_weights(module: str, tokens: tuple[int, ...]) -> Tensor | None:
-    """1 for the class token, 0.01 for the others; keys and values still serve every token and weigh all alike."""
+    """1 for the class token, 0.01 for the others; keys and values still serve every token and weigh all
+    alike."""
     import torch
 
     if module.rpartition(".")[2] in ("k_proj", "v_proj", "key", "value"):

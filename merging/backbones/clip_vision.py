@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class ClipVision(TransformersBackbone):
-    """CLIP's vision tower (CLIPVisionModel, with or without projection, or the tower of a whole CLIPModel)."""
+    """CLIP's vision tower (CLIPVisionModel, with or without projection, or the tower of a whole
+    CLIPModel)."""
 
     model_types = frozenset({"clip_vision_model", "clip"})
 

@@ -15,7 +15,8 @@ _KEYS_AND_VALUES = ("k", "v", "k_proj", "v_proj", "key", "value")
 
 
 class TransformersBackbone(Backbone):
-    """A model class of transformers, named by `architectures` in config.json; blocks are found by inspection."""
+    """A model class of transformers, named by `architectures` in config.json; blocks are found by
+    inspection."""
 
     head_patterns: ClassVar[tuple[str, ...]] = ("classifier.*", "score.*", "qa_outputs.*")
     _outline: nn.Module | None = None  # a skeleton kept to ask for names
@@ -24,7 +25,7 @@ class TransformersBackbone(Backbone):
         names = getattr(self.config, "architectures", None) or ()
         if not names:
             raise CheckpointError(
-                f'the config of {self.folder or "the base"} names no model class ("architectures" is missing)',
+                f'the config of {self.folder or "the base"} has no "architectures", so no model class',
                 remedy="Save the base with transformers' save_pretrained, which writes it.",
             )
         return str(names[0])
@@ -36,7 +37,7 @@ class TransformersBackbone(Backbone):
         found = getattr(transformers, name, None)
         if found is None:
             raise CheckpointError(
-                f'transformers {transformers.__version__} has no model class "{name}", which the base\'s config names',
+                f"the config names a model class that transformers {transformers.__version__} lacks: {name}",
                 remedy="Use a transformers release that has it; code inside checkpoints is never run.",
             )
         return found
@@ -66,6 +67,8 @@ class TransformersBackbone(Backbone):
         """Outermost ModuleLists of two or more children of one class (or one child) that hold linears."""
         from torch import nn
 
+        from merging.tracer import is_linear
+
         found: list[str] = []
         for name, module in model.named_modules():
             inside = any(name.startswith(f"{outer}.") for outer in found)
@@ -73,7 +76,7 @@ class TransformersBackbone(Backbone):
                 continue
             alike = len({type(child) for child in module}) == 1
             parts = (part for child in module for part in child.modules() if part is not child)
-            if alike and any(isinstance(part, nn.Linear) for part in parts):
+            if alike and any(is_linear(part) for part in parts):
                 found.append(name)
         if not found:
             raise TracingError(
@@ -112,7 +115,8 @@ class TransformersBackbone(Backbone):
         return _spread(mask_BT.float(), tuple(tokens), f'"{module}" in "{stack}"')
 
     def _mask(self, stack: str, module: str) -> str:
-        """The mask of the tokens that a module sees: a decoder's, but for keys and values of its cross-attention."""
+        """The mask of the tokens that a module sees: a decoder's, but for keys and values of its
+        cross-attention."""
         if not getattr(self.config, "is_encoder_decoder", False) or "encoder" in stack.split("."):
             return "attention_mask"
         parts = module.split(".")
@@ -126,13 +130,14 @@ class TransformersBackbone(Backbone):
         hidden = getattr(output, "last_hidden_state", None)
         if hidden is None:
             raise DataError(
-                f"{self.architecture()} gives neither pooled features nor hidden states for a linear head to read"
+                f"{self.architecture()} gives neither pooled features nor hidden states for heads to read"
             )
         return hidden[:, 0]
 
 
 def _spread(mask_BT: Tensor, tokens: tuple[int, ...], where: str) -> Tensor:
-    """The mask over all axes of `tokens`: (B T), flattened, or with an axis more for the heads that share a norm."""
+    """The mask over all axes of `tokens`: (B T), flattened, or with an axis more for the heads that share a
+    norm."""
     examples, length = mask_BT.shape
     if tokens == (examples, length):
         return mask_BT
@@ -142,7 +147,7 @@ def _spread(mask_BT: Tensor, tokens: tuple[int, ...], where: str) -> Tensor:
     if tokens[0] != examples or len(places) != 1:
         raise TracingError(
             f"{where} sees tokens of shape {tokens}, the attention mask is {(examples, length)}",
-            remedy="Give batches without padding or of another length, or a backbone that weighs these tokens.",
+            remedy="Give batches without padding or of another length, or write a backbone for this model.",
         )
     shape = [examples, *(length if axis == places[0] else 1 for axis in range(1, len(tokens)))]
     return mask_BT.reshape(shape).expand(tokens)

@@ -6,4 +6,5 @@ from merging.backbones.pretrained import TransformersBackbone
 
 
 class AnyTransformers(TransformersBackbone):
-    """Any other model of transformers; its blocks are the outermost lists of like layers that hold linears."""
+    """Any other model of transformers; its blocks are the outermost lists of like layers that hold
+    linears."""

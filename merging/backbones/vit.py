@@ -24,8 +24,8 @@ class ViT(TransformersBackbone):
     class Settings(BaseSettings):
         features: Literal["auto", "cls", "cls_and_mean"] = Field(
             "auto",
-            description="What heads read: the class token, or the class token beside the mean of the patches; auto: "
-            "what the model class's own classifier reads.",
+            description="What heads read: the class token, or the class token beside the mean of the patches; "
+            "auto: what the model class's own classifier reads.",
         )
 
     @property

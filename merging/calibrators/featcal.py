@@ -1,4 +1,5 @@
-"""FeatCal (2026): calibrates a merged model front to back, each block by ridge regression to the experts' features."""
+"""FeatCal (2026): calibrates a merged model front to back, each block by ridge regression to the experts'
+features."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ EPSILON = 1e-8  # covariance_eps of the authors' code: floor of the Gram's norm,
 class FeatCal(LayerwiseCalibrator):
     """Closed-form feature calibration of a merged model, block after block.
 
-    Per linear: min over W of sum_i w_i E‖W x - W_i x_target‖² + λ ‖W - W_anchor‖², where x are the calibrated prefix's
-    activations on task i, x_target = α x_expert + (1 - α) x, w_i = 1 / max(‖E[x xᵀ]‖_F, ε) and
-    W_anchor = ρ W_merged + (1 - ρ) W_base. Biases follow with the new weight, norms' scales and shifts per channel. All
-    modules of a block are solved on one pass, then take effect. Embeddings and what lies outside the blocks stay.
-    """
+    Per linear: min over W of sum_i w_i E‖W x - W_i x_target‖² + λ ‖W - W_anchor‖², where x are the calibrated
+    prefix's activations on task i, x_target = α x_expert + (1 - α) x, w_i = 1 / max(‖E[x xᵀ]‖_F, ε) and
+    W_anchor = ρ W_merged + (1 - ρ) W_base. Biases follow with the new weight, norms' scales and shifts per
+    channel. All modules of a block are solved on one pass, then take effect. Embeddings and what lies outside
+    the blocks stay."""
 
     paper = "arXiv:2605.13030"
     inputs: Inputs = "student"

@@ -25,14 +25,16 @@ Batch: TypeAlias = "Mapping[str, Tensor]"
 
 @dataclass(frozen=True)
 class Location:
-    """Where a module's parameter lies in the checkpoint: a tensor's name, and its rows if it is only a part."""
+    """Where a module's parameter lies in the checkpoint: a tensor's name, and its rows if it is only a
+    part."""
 
     name: str
     rows: slice | None = None
 
 
 class Backbone(ABC):
-    """One architecture, read from a checkpoint's config. Subclasses declare what differs; most need a dozen lines."""
+    """One architecture, read from a checkpoint's config. Subclasses declare what differs; most need a dozen
+    lines."""
 
     name: ClassVar[str] = ""
     model_types: ClassVar[frozenset[str]] = (
@@ -66,7 +68,8 @@ class Backbone(ABC):
         """Names of the lists of like layers, in forward order: ("encoder.layers",)."""
 
     def module_names(self, names: tuple[str, ...]) -> dict[str, str]:
-        """Names in a checkpoint -> names in the module, by the model class's own rules; the rest is left out."""
+        """Names in a checkpoint -> names in the module, by the model class's own rules; the rest is left
+        out."""
         return {name: name for name in names}
 
     def is_head(self, name: str) -> bool:
@@ -86,8 +89,8 @@ class Backbone(ABC):
     ) -> Tensor | None:
         """Weights of shape `tokens` (B T) in the statistics of that linear or norm; None: all weigh 1.
 
-        Padding weighs 0. `last`: in the stack's last block, tokens that the head does not read may weigh less.
-        """
+        Padding weighs 0. `last`: in the stack's last block, tokens that the head does not read may weigh
+        less."""
         return None
 
     @abstractmethod

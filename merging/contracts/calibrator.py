@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Calibrator(Method, ABC):
-    """A merged model in, a better one out, of the same architecture (and, for plug-ins, something per task beside it)."""
+    """A merged model in, a better one out, of the same architecture (and, for plug-ins, something per task
+    beside it)."""
 
     needs = frozenset({"base", "data"})
     changes_inference: ClassVar[bool] = False  # True: `adapt` must run at inference, with the task known
@@ -41,7 +42,8 @@ class Calibrator(Method, ABC):
         """Write every tensor, calibrated, to `sink`."""
 
     def adapt(self, features_BF: Tensor, task: str) -> Tensor:
-        """What inference must do to the merged model's features; the identity unless the method is a plug-in."""
+        """What inference must do to the merged model's features; the identity unless the method is a
+        plug-in."""
         return features_BF
 
     def save_plugins(self, folder: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""LayerRule: the few answers in which RegMean, RegMean++, Chain of Merges and FeatCal differ; `sweep.py` does the rest.
+"""LayerRule: the few answers in which RegMean, RegMean++, Chain of Merges and FeatCal differ; `sweep.py` does
+the rest.
 
 Shape letters: D inputs, O outputs of a linear (of all linears of one feed, stacked along O).
 """
@@ -21,10 +22,9 @@ Chain = Literal["none", "block", "feed"]
 class LayerRule(ABC):
     """A rule that solves the linears of each block from statistics of their inputs, front to back.
 
-    `inputs`: whose activations enter the Gram. "expert": the expert walks its own model. "student": the model being
-    made walks. "expert_on_student": the expert's block is fed with the student's stream.
-    `chain`: when solved weights take effect on later statistics: never, after the block, or after each feed.
-    """
+    `inputs`: whose activations enter the Gram. "expert": the expert walks its own model. "student": the model
+    being made walks. "expert_on_student": the expert's block is fed with the student's stream. `chain`: when
+    solved weights take effect on later statistics: never, after the block, or after each feed."""
 
     targets: ClassVar[bool] = (
         False  # True: the expert walks too, and `moments` hold cross moments with its inputs
@@ -50,7 +50,8 @@ class LayerRule(ABC):
 
     @abstractmethod
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
-        """The new weight (O D), once all tasks are folded in. `merged_OD`: the weight before, `base_OD`: the base's."""
+        """The new weight (O D), once all tasks are folded in. `merged_OD`: the weight before, `base_OD`: the
+        base's."""
 
     def add_bias(
         self, equations: NormalEquations, weight_OD: Tensor, bias_O: Tensor, moments: Moments

@@ -16,7 +16,8 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 class Method:
-    """Base of Merger and Calibrator. Everything that `merging list`, `merging show` and the docs print is read here."""
+    """Base of Merger and Calibrator. Everything that `merging list`, `merging show` and the docs print is
+    read here."""
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""

@@ -11,7 +11,8 @@ from merging.contracts.backbone import Backbone
 
 @dataclass(frozen=True)
 class Models:
-    """Base and experts. `kept` lists the tensors that no rule may touch: they are the base's in every output."""
+    """Base and experts. `kept` lists the tensors that no rule may touch: they are the base's in every
+    output."""
 
     base: CheckpointSource
     experts: Mapping[str, CheckpointSource]

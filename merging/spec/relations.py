@@ -35,7 +35,8 @@ def check_relations(
 
 
 def _check_order(raw: Mapping[str, Any], calibrate: Sequence[Component | None], findings: Findings) -> None:
-    """A calibrator that leaves a plug-in fits it to the weights of its own stage: nothing may change them after."""
+    """A calibrator that leaves a plug-in fits it to the weights of its own stage: nothing may change them
+    after."""
     for number, component in enumerate(calibrate[:-1]):
         if component is None or not find_class("calibrators", component.type).changes_inference:
             continue

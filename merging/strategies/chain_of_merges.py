@@ -1,4 +1,5 @@
-"""Chain of Merges (2025): RegMean along the merged model's own activations, each layer seeing the merged ones before."""
+"""Chain of Merges (2025): RegMean along the merged model's own activations, each layer seeing the merged ones
+before."""
 
 from __future__ import annotations
 
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
 
 
 class ChainOfMerges(LayerwiseMerger):
-    """RegMean along the merged model's own activations, normalised, with tasks weighted by feature correlation.
+    """RegMean along the merged model's own activations, normalised, with tasks weighted by feature
+    correlation.
 
-    W = (sum_i w_i W_i G_i)(sum_i w_i G_i)^-1, layer after layer. G_i is the Gram of the inputs that the layer gets from
-    the layers already merged (`chain`), of tokens scaled to unit length (`normalise`), with its off-diagonal shrunk;
-    w_i = sum over p < q of |G_i,pq| (`task_weights`). The system is solved for task vectors, by pseudo-inverse where it
-    lacks rank, so directions that no example shows keep the base. Without its three parts this is RegMean.
-    """
+    W = (sum_i w_i W_i G_i)(sum_i w_i G_i)^-1, layer after layer. G_i is the Gram of the inputs that the layer
+    gets from the layers already merged (`chain`), of tokens scaled to unit length (`normalise`), with its
+    off-diagonal shrunk; w_i = sum over p < q of |G_i,pq| (`task_weights`). The system is solved for task
+    vectors, by pseudo-inverse where it lacks rank, so directions that no example shows keep the base. Without
+    its three parts this is RegMean."""
 
     paper = "arXiv:2508.21421"
 
     class Settings(BaseSettings):
         chain: Literal["feed", "block", "none"] = Field(
             "feed",
-            description="When merged weights take effect: after each group of linears with one input, after each "
-            "block, or never (every expert then walks its own model, as in RegMean).",
+            description="When merged weights take effect: after each group of linears with one input, after "
+            "each block, or never (every expert then walks its own model, as in RegMean).",
         )
         normalise: Literal["token", "feature", "none"] = Field(
             "token", description="Which vectors of X are scaled to unit length before the Gram (X tilde)."

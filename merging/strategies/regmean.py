@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class RegMean(LayerwiseMerger):
     """Least-squares weights under each expert's own inputs.
 
-    W = (sum_i W_i G_i)(sum_i G_i)^-1, with G_i = E[x x^T] of the unmerged expert's inputs to that linear, per token, and
-    its off-diagonal multiplied by `shrink`. Biases, norms and everything else are averaged. Where the summed Gram says
-    nothing (dead features, fewer tokens than features at shrink 1), the weight stays at the experts' average.
-    """
+    W = (sum_i W_i G_i)(sum_i G_i)^-1, with G_i = E[x x^T] of the unmerged expert's inputs to that linear, per
+    token, and its off-diagonal multiplied by `shrink`. Biases, norms and everything else are averaged. Where
+    the summed Gram says nothing (dead features, fewer tokens than features at shrink 1), the weight stays at
+    the experts' average."""
 
     paper = "arXiv:2212.09849"
     inputs: Inputs = "expert"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class RegMeanPlusPlus(LayerwiseMerger):
     """RegMean, with each expert's block fed by the merged blocks before it.
 
-    G_i is measured inside expert i's block, whose input is the merged prefix's output on task i's examples; the block
-    is solved as in RegMean, and takes effect before the next one. What is not a linear is averaged.
+    G_i is measured inside expert i's block, whose input is the merged prefix's output on task i's examples;
+    the block is solved as in RegMean, and takes effect before the next one. What is not a linear is averaged.
     """
 
     paper = "arXiv:2508.03121"

@@ -1,4 +1,5 @@
-"""RegMean, RegMean++, Chain of Merges and FeatCal against recorded numbers, through the product's own sweep."""
+"""RegMean, RegMean++, Chain of Merges and FeatCal against recorded numbers, through the product's own
+sweep."""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ def regmean_classifier(case: Case, tensors: Tensors) -> Tensors:
     base = state(tensors, inputs["base"])
     linears = sorted({name.rpartition(".")[0] for name in base if base[name].ndim == 2})
     norms = sorted({name.rpartition(".")[0] for name in base} - set(linears))
-    assert case["params"]["model"] == "Linear -> LayerNorm -> ReLU -> Linear" and len(linears) == 2
+    assert case["params"]["model"] == "Linear -> LayerNorm -> ReLU -> Linear"
+    assert len(linears) == 2
 
     def blocks() -> list[nn.Module]:
         first, last = (base[f"{name}.weight"] for name in linears)
@@ -342,7 +344,8 @@ def featcal_norm(case: Case, tensors: Tensors) -> Tensors:
 
 
 class _Watcher(FeatCal):
-    """Keeps the statistics that the sweep hands to the rule, by the tensor of the expert that they come with."""
+    """Keeps the statistics that the sweep hands to the rule, by the tensor of the expert that they come
+    with."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -359,7 +362,8 @@ class _Watcher(FeatCal):
 
 
 class _OneBlock(Tower):
-    """Block `index` of a tower, alone, fed with hidden states; it is the last of its stack if the tower's is."""
+    """Block `index` of a tower, alone, fed with hidden states; it is the last of its stack if the tower's
+    is."""
 
     def __init__(self, config: dict[str, Any], index: int, last: bool) -> None:
         super().__init__(config)
@@ -392,7 +396,8 @@ class _OneBlock(Tower):
 
 
 def featcal_statistics(case: Case, tensors: Tensors) -> Tensors:
-    """One block, student and expert fed with given hidden states; both streams go through the sweep's measuring."""
+    """One block, student and expert fed with given hidden states; both streams go through the sweep's
+    measuring."""
     from merging.sweep import Sweep
 
     inputs, params = case["inputs"], case["params"]
