@@ -129,7 +129,7 @@ class BlockTracer(ActivationTracer):
             return found
         raise TracingError(
             f'the forward ended without reaching block "{wanted.name}"',
-            remedy="Blocks must run once, in order; layer drop, early exit and generation caches prevent that.",
+            remedy="Blocks must run once, in order; layer drop, early exit and caches prevent that.",
         )
 
     def run(

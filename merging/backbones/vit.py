@@ -24,7 +24,7 @@ class ViT(TransformersBackbone):
     class Settings(BaseSettings):
         features: Literal["auto", "cls", "cls_and_mean"] = Field(
             "auto",
-            description="What heads read: the class token, or the class token beside the mean of the patches; "
+            description="What heads read: the class token, or beside it the mean of the patches; "
             "auto: what the model class's own classifier reads.",
         )
 
