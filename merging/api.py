@@ -23,7 +23,7 @@ from merging.strategies.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from merging.contracts.backbone import Backbone
-    from merging.data.task import Examples
+    from merging.data.task import Examples, Head
     from merging.settings import Settings
 
 Model: TypeAlias = "Mapping[str, Tensor] | nn.Module | str | os.PathLike[str] | CheckpointSource"
@@ -36,6 +36,7 @@ def merge(
     *,
     weights: Mapping[str, float] | None = None,
     data: Mapping[str, Examples] | None = None,
+    heads: Mapping[str, Head] | None = None,
     backbone: Backbone | None = None,
     seed: int = 0,
     **settings: Any,
@@ -43,7 +44,8 @@ def merge(
     """The merged model as a new state dict, with the base's names, shapes and dtypes.
 
     `base` and each expert: a mapping of tensors, a module or a folder. `weights`: by expert, else 1.
-    `data`: calibration examples by expert, and `backbone`, for rules that look at activations.
+    `data`: calibration examples by expert, and `backbone`, for rules that look at activations; `heads` by
+    expert (features -> scores of classes), for rules that look at predictions.
 
     >>> merged = merge("ties", base, {"math": math, "code": code}, density=0.3)
     """
@@ -68,12 +70,15 @@ def merge(
         raise DataError(
             f'strategy "{name}" needs calibration examples', remedy="Give them as data={expert: ...}."
         )
+    calibration = CalibrationData(data, heads) if data is not None else None
+    if calibration is not None and "data" in rule.needs:
+        calibration.require(models.tasks, heads="heads" in rule.needs)
     merger = rule(checked, seed=seed)
     if isinstance(merger, Checkpoint):
         merger.source = _opened(merger.settings.model, f'"{merger.settings.model}"')
     sink = StateDictSink(models.base)
     with sink:
-        merger.merge(models, CalibrationData(data) if data is not None else None, sink)
+        merger.merge(models, calibration, sink)
     merged = sink.tensors
     return {tensor: merged[aliases.get(tensor, tensor)] for tensor in opened_base.names()}
 

@@ -29,10 +29,13 @@ class Placed:
     precision: Literal["float32", "float64"] = "float32"  # of the forwards and of the sums
     work: Path | None = None  # where activations go that memory does not hold
 
-    def place(self) -> dict[str, Any]:
+    def computing(self) -> dict[str, Any]:
         import torch
 
-        return {"device": self.device, "dtype": getattr(torch, self.precision), "work": self.work}
+        return {"device": self.device, "dtype": getattr(torch, self.precision)}
+
+    def place(self) -> dict[str, Any]:
+        return {**self.computing(), "work": self.work}
 
 
 class LayerwiseMerger(Placed, LayerRule, Merger):

@@ -13,8 +13,9 @@ from merging.checkpoints.alignment import Alignment, align
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.hub import ResolvedModel, resolve
+from merging.checkpoints.lora import open_adapter
 from merging.checkpoints.source import CheckpointSource
-from merging.components import backbones
+from merging.components import backbones, calibrators, strategies
 from merging.contracts.backbone import Backbone
 from merging.contracts.models import Models
 from merging.data.heads import expert_head, label_problems, load_head
@@ -22,6 +23,7 @@ from merging.data.opening import open_examples
 from merging.data.task import Examples, LinearHead, Task
 from merging.errors import CheckpointError, DataError, MergingError, Problem, SpecError
 from merging.evaluation.forward import input_problems
+from merging.preflight import config_findings, refuse_unless_allowed
 from merging.spec import Component, PipelineSpec, TaskSpec
 from merging.spec.component import AUTO, AutoSettings
 
@@ -67,22 +69,20 @@ def open_models(spec: PipelineSpec) -> Opened:
     notes, problems = list(base.notes), []
     for task, ref in spec.experts.items():
         label = f'expert "{task}"'
-        if ref.adapter is not None:
-            problems.append(
-                Problem(
-                    f"experts.{task}.adapter",
-                    "adapters cannot be read by this version",
-                    "Fold it into the base with PEFT's merge_and_unload, save that, and give it as a model.",
-                )
-            )
-            continue
         try:
-            place, source = _opened(ref.ref.model, ref.revision, label)
+            if ref.adapter is None:
+                place, source = _opened(ref.ref.model, ref.revision, label)
+            else:
+                place = resolve(ref.adapter, revision=ref.revision, folder=Path.cwd())
+                name = spec.base.model
+                source = open_adapter(
+                    place.path, base, model, label, base_name=name, base_folder=base_at.path
+                )
         except MergingError as error:
             problems.append(Problem(f"experts.{task}", error.message, error.remedy))
             problems += error.problems
             continue
-        fit = _aligned(base, source, model, is_head, place.path)
+        fit = _aligned(base, source, model, is_head, place.path if ref.adapter is None else base_at.path)
         problems += fit.problems
         notes += [*source.notes, *fit.notes]
         kept.update(fit.absent)
@@ -91,6 +91,8 @@ def open_models(spec: PipelineSpec) -> Opened:
         heads[task] = _HeadTensors(source, is_head)
     if problems:
         raise CheckpointError("the experts do not fit the base", problems=problems)
+    folders = {label: given.path for label, given in inputs.items() if label != "base"}
+    notes += refuse_unless_allowed(config_findings(base_at.path, folders), spec.allow)
     weights = {task: spec.experts[task].weight for task in experts}
     models = Models(base, experts, weights, backbone, frozenset(kept))
     merged = None
@@ -177,12 +179,23 @@ class _TaskOpening:
         tensors = self._opened.heads.get(name, {})
         if given.head is not None or tensors:
             return expert_head(tensors, task=name)
+        needing = _needing_heads(self._spec)
+        verb = "needs" if len(needing) == 1 and given.test is None else "need"
         if given.test is not None:
+            needing = ["the test examples", *needing]
+        if needing:
             raise DataError(
-                "the test examples need a head, and the expert's checkpoint has none",
+                f"{' and '.join(needing)} {verb} a head, and the expert's checkpoint has none",
                 remedy='Give one: "head": {"type": "linear", "path": "..."}.',
             )
         return None
+
+
+def _needing_heads(spec: PipelineSpec) -> list[str]:
+    """Methods of this spec that look at predictions."""
+    methods: list[tuple[str, Any, str]] = [("strategy", strategies.get(spec.merge.type), spec.merge.type)]
+    methods += [("calibrator", calibrators.get(one.type), one.type) for one in spec.calibrate]
+    return [f'{kind} "{name}"' for kind, method, name in methods if "heads" in method.needs]
 
 
 class _HeadTensors(Mapping[str, Tensor]):

@@ -11,15 +11,18 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from merging.calibrators.surgery import Surgery
+from merging.calibrators.feature_correction import FeatureCorrector
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.merger import TensorMerger
 from merging.contracts.vectors import BLOCK_ELEMENTS
 from merging.opening import Opened
+from merging.records import DEFAULT_MEMORY
 from merging.report.entry import Entry
 from merging.report.stages import resident
 from merging.spec import Component
+from merging.strategies.ada_merging import AdaMerging
+from merging.strategies.fisher import Fisher
 from merging.tracer import Block, blocks_of, is_linear, is_norm, is_transposed
 
 if TYPE_CHECKING:
@@ -179,7 +182,11 @@ def _step(step: str, asked: Component, method: Any, shape: _Shape, tasks: Mappin
         )
         peak = shape.sweep_bytes(256 << 20 if widest else 0)
         solved = sum(_solved(block.module, method(asked.settings)) for block in shape.blocks)
-    elif issubclass(method, Surgery):
+    elif issubclass(method, Fisher):
+        peak = shape.runtime + 3 * 4 * shape.parameters + DEFAULT_MEMORY
+    elif issubclass(method, AdaMerging):
+        peak = shape.runtime + (shape.experts + 3) * 4 * shape.parameters
+    elif issubclass(method, FeatureCorrector):
         peak = shape.runtime + 4 * shape.parameters
     elif issubclass(method, TensorMerger) and not method(asked.settings).elementwise:
         peak = shape.runtime + (shape.experts + 4) * 8 * shape.largest

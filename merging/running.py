@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +23,10 @@ from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress
 from merging.data.heads import save_head
 from merging.data.task import CalibrationData, Task
-from merging.errors import DataError, SpecError
+from merging.errors import CheckpointError, DataError, NumericalError, SpecError
 from merging.layerwise import Placed
 from merging.opening import Opened
+from merging.preflight import not_finite, refuse_unless_allowed, weight_findings
 from merging.provenance import fingerprint, manifest, merge_facts, versions
 from merging.report.card import MethodUsed, Origin, model_card
 from merging.report.report import SURGERY_NOTE, Report, StageReport
@@ -51,6 +53,7 @@ class Run:
         self.spec, self.opened, self.tasks, self.folder = spec, opened, dict(tasks), folder
         self.device, self.progress = choose_device(device), progress
         self.stages: list[StageReport] = []
+        self.remarks: tuple[str, ...] = ()
         self.hashes: dict[str, dict[str, str]] = {}
         self.merger: Merger = strategies.get(spec.merge.type)(spec.merge.settings, seed=spec.seed)
         self.calibrators: list[Calibrator] = [
@@ -65,6 +68,8 @@ class Run:
     def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
         with self._stage("hash inputs"):
             self._hash_inputs()
+            found = weight_findings(self.opened.models)
+            self.remarks = refuse_unless_allowed(found, self.spec.allow)
         facts = self._facts(until)
         if (report := self._finished(facts)) is not None:
             return report
@@ -104,7 +109,7 @@ class Run:
             data = self._data(self.spec.merge) if "data" in self.merger.needs else None
             with self._stage("merge"):
                 sink = self._sink(target)
-                with sink:
+                with self._inputs_blamed(), sink:
                     notes = self.merger.merge(self.opened.models, data, sink, progress=self.progress)
                     self._describe(sink, "merged", facts, [(self.spec.merge, self.merger)], notes)
         return target
@@ -126,7 +131,7 @@ class Run:
                 place = target if final else steps / str(number)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 sink = self._sink(place)
-                with sink:
+                with self._inputs_blamed(), sink:
                     notes = calibrator.calibrate(
                         self._open(source), self.opened.models, data, sink, progress=self.progress
                     )
@@ -153,6 +158,21 @@ class Run:
         target = self.folder.claim(name)
         target.parent.mkdir(exist_ok=True)
         os.replace(file, target)
+
+    @contextmanager
+    def _inputs_blamed(self) -> Iterator[None]:
+        """Where a value turns out not to be finite, name the expert and tensor that it came from."""
+        try:
+            yield
+        except NumericalError as error:
+            problems = not_finite(self.opened.models)
+            if not problems:
+                raise
+            raise CheckpointError(
+                "the inputs hold values that are not finite",
+                problems=problems,
+                remedy="Leave these experts out, or get them again.",
+            ) from error
 
     def _sink(self, target: Path) -> SafetensorsSink:
         output = self.spec.output
@@ -222,7 +242,11 @@ class Run:
                 f"{method.type} needs calibration examples; there are none for {', '.join(lacking)}",
                 remedy='Give each task a "calibration" source.',
             )
-        return CalibrationData({task: self.tasks[task].calibration for task in self.opened.models.tasks})  # type: ignore[misc]
+        heads = {name: task.head for name, task in self.tasks.items() if task.head is not None}
+        return CalibrationData(
+            {task: self.tasks[task].calibration for task in self.opened.models.tasks},  # type: ignore[misc]
+            heads,
+        )
 
     def _adapt(self, features_BF: torch.Tensor, task: str) -> torch.Tensor:
         for calibrator in self.calibrators:
@@ -231,7 +255,8 @@ class Run:
 
     def _merge_facts(self) -> dict[str, Any]:
         needs = "data" in self.merger.needs
-        return merge_facts(self.spec, self.hashes, self._fingerprints() if needs else {})
+        facts = merge_facts(self.spec, self.hashes, self._fingerprints() if needs else {})
+        return {**facts, "heads": self._heads()} if "heads" in self.merger.needs else facts
 
     def _calibrate_facts(self) -> dict[str, Any]:
         asked = [one.model_dump(mode="json") for one in self.spec.calibrate]
@@ -243,6 +268,9 @@ class Run:
             for name, task in self.tasks.items()
             if task.calibration is not None
         }
+
+    def _heads(self) -> dict[str, str]:
+        return {name: task.head.fingerprint for name, task in self.tasks.items() if task.head is not None}
 
     def _calibration_facts(self) -> dict[str, dict[str, Any]]:
         return {
@@ -258,7 +286,13 @@ class Run:
     def _facts(self, until: str | None) -> str:
         tests = {name: task.test.fingerprint for name, task in self.tasks.items() if task.test is not None}
         steps = {"merged": self._merge_facts()} if until == "merge" else self._calibrate_facts()
-        return fingerprint({"steps": steps, "tests": tests, "spec": self.spec.canonical()["tasks"]})
+        seen = {
+            "steps": steps,
+            "tests": tests,
+            "heads": self._heads(),
+            "spec": self.spec.canonical()["tasks"],
+        }
+        return fingerprint(seen)
 
     def _finished(self, facts: str) -> Report | None:
         """The report of an earlier run that did all of this, if its checkpoint is still whole."""
@@ -279,7 +313,7 @@ class Run:
         )
         report = Report.of(
             tasks=measured.task_reports(self.tasks),
-            warnings=[*self.opened.notes, *notes],
+            warnings=[*self.opened.notes, *self.remarks, *notes],
             spec=self.spec.model_dump(mode="json"),
             versions=versions(),
             seed=self.spec.seed,
@@ -291,6 +325,7 @@ class Run:
             drift=measured.drift_report(),
             solver=tuple(row for name in made for row in _solver_rows(made[name])),
             parameters=self._fates(made[final.name]),
+            coefficients=made["merged"].get("notes", {}).get("coefficients", {}),
             stages=tuple(self.stages),
             checkpoint=str(final),
             changes_inference=changes,

@@ -36,14 +36,14 @@ class StreamedModel:
         self.stored: dict[str, str] = {}  # name in the module -> name in the checkpoint
         for stored, inside in backbone.module_names(tuple(names)).items():
             self.stored.setdefault(inside, stored)
-        self._ties = {
+        self.ties = {  # name in the module -> the name whose tensor it shares
             target: source for target, source in _ties(self.module).items() if target not in self.stored
         }
         self._source: CheckpointSource | None = None
         self._loaded: set[str] = set()
         present = dict(self.module.named_parameters(remove_duplicate=False))
         lost = [
-            name for name in present if name not in self.stored and self._ties.get(name) not in self.stored
+            name for name in present if name not in self.stored and self.ties.get(name) not in self.stored
         ]
         if lost:
             raise CheckpointError(
@@ -63,7 +63,7 @@ class StreamedModel:
         for name in list(self.stored):
             if _under(name, prefix) and not name.startswith(skipped or ("\0",)) and name not in self._loaded:
                 self._assign(name, self.read(name))
-        for target, source in self._ties.items():
+        for target, source in self.ties.items():
             if source in self._loaded:
                 owner, leaf = _owner(self.module, target)
                 origin, origin_leaf = _owner(self.module, source)

@@ -206,12 +206,12 @@ def test_an_expert_that_changed_is_noticed_by_its_content(workshop: Path, tmp_pa
     run(moved, tmp_path / "out", calibrate=[])
     expert = moved / "digits" / "model.safetensors"
     before = weights(tmp_path / "out" / "merged")
-    save_file({name: tensor + 1 for name, tensor in load_file(expert).items()}, expert, {"format": "pt"})
+    save_file({name: tensor + 0.01 for name, tensor in load_file(expert).items()}, expert, {"format": "pt"})
 
     run(moved, tmp_path / "out", calibrate=[])
 
     after = weights(tmp_path / "out" / "merged")
-    assert all(torch.allclose(after[name], before[name] + 1 / 3, atol=1e-6) for name in before)
+    assert all(torch.allclose(after[name], before[name] + 0.01 / 3, atol=1e-6) for name in before)
 
 
 def test_until_merge_stops_there_and_a_full_run_goes_on(workshop: Path, tmp_path: Path) -> None:
@@ -465,3 +465,59 @@ def test_two_runs_into_one_folder_do_not_meet(workshop: Path, tmp_path: Path) ->
 def test_all_errors_are_of_one_family() -> None:
     assert issubclass(OutputError, MergingError)
     assert merging.MergingError is MergingError
+
+
+def changed(workshop: Path, tmp_path: Path, task: str, change: Any) -> dict[str, Any]:
+    """The spec with one expert's tensors changed in place."""
+    import shutil
+
+    shutil.copytree(workshop / task, tmp_path / task)
+    tensors = load_file(workshop / task / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / task / "model.safetensors", {"format": "pt"})
+    return spec_of(workshop, experts={**spec_of(workshop)["experts"], task: str(tmp_path / task)})
+
+
+@pytest.mark.parametrize("rule", ["average", "ties", "regmean"])
+def test_a_single_nan_is_traced_to_expert_and_tensor(workshop: Path, tmp_path: Path, rule: str) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        tensors["encoder.layers.1.mlp.fc1.weight"][2, 3] = float("nan")
+
+    spec = {**changed(workshop, tmp_path, "letters", spoil), "merge": {"type": rule}}
+
+    with pytest.raises(
+        CheckpointError, match=r'expert "letters": encoder\.layers\.1\.mlp\.fc1\.weight: 1 values'
+    ):
+        Pipeline.from_spec(spec).run(tmp_path / "out")
+
+    assert not (tmp_path / "out" / "merged").exists()
+
+
+def test_an_expert_of_another_base_stops_the_run_unless_allowed(workshop: Path, tmp_path: Path) -> None:
+    def replace(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)) * 0.02
+
+    spec = {**changed(workshop, tmp_path, "signs", replace), "calibrate": []}
+
+    with pytest.raises(
+        CheckpointError, match=r'expert "signs".*another base[\s\S]*"allow": \["other_base"\]'
+    ):
+        Pipeline.from_spec(spec).run(tmp_path / "out")
+    report = Pipeline.from_spec({**spec, "allow": ["other_base"]}).run(tmp_path / "out2")
+    assert any("another base" in warning for warning in report.warnings)
+
+
+def test_a_config_that_changes_what_weights_mean_stops_the_run(workshop: Path, tmp_path: Path) -> None:
+    spec = changed(workshop, tmp_path, "digits", lambda tensors: None)
+    place = tmp_path / "digits" / "config.json"
+    place.write_text(
+        json.dumps({**json.loads(place.read_text()), "hidden_act": "gelu", "num_attention_heads": 8})
+    )
+
+    with pytest.raises(CheckpointError) as caught:
+        Pipeline.from_spec(spec).validate()
+
+    text = str(caught.value)
+    assert "hidden_act 'gelu', the base has 'quick_gelu'" in text
+    assert "num_attention_heads 8, the base has 4" in text

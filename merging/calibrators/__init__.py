@@ -3,4 +3,5 @@
 BUILTIN = {
     "featcal": "merging.calibrators.featcal:FeatCal",
     "surgery": "merging.calibrators.surgery:Surgery",
+    "prob_surgery": "merging.calibrators.prob_surgery:ProbSurgery",
 }

@@ -6,17 +6,15 @@ Shape letters: N examples, B examples of a batch, F final feature, R rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 import torch
 from torch import Tensor
 
+from merging.calibrators.feature_training import descend, leaf, load_modules, refuse_module, save_module
 from merging.data.draw import generator
-from merging.data.tensor_file import open_tensor_file
-from merging.errors import DataError
 
 SUFFIX = ".surgery.safetensors"
 
@@ -40,19 +38,14 @@ def corrected(features_BF: Tensor, down_RF: Tensor, up_FR: Tensor) -> Tensor:
 
 def initial(features: int, rank: int, *, seed: int, task: str) -> FeatureCorrection:
     """The identity: W_down Kaiming-uniform with a = sqrt 5, W_up zero. Depends on seed and task alone."""
-    bound = 1 / math.sqrt(features)
-    random = generator(seed, task, "surgery")
-    down_RF = torch.empty(rank, features).uniform_(-bound, bound, generator=random)
+    down_RF = kaiming_uniform(rank, features, seed, task, "surgery")
     return FeatureCorrection(down_RF, torch.zeros(features, rank))
 
 
-def drawn_batches(
-    examples: int, *, iterations: int, batches: int, batch_size: int, seed: int, task: str
-) -> Iterator[Tensor]:
-    """Row numbers (B) of each step: in each iteration the first `batches` batches of a new permutation."""
-    random = generator(seed, task, "surgery batches")
-    for _ in range(iterations):
-        yield from torch.randperm(examples, generator=random).split(batch_size)[:batches]
+def kaiming_uniform(outputs: int, features: int, seed: int, *names: str) -> Tensor:
+    """A linear's weight as torch starts it (Kaiming-uniform with a = sqrt 5), from seed and names alone."""
+    bound = 1 / math.sqrt(features)
+    return torch.empty(outputs, features).uniform_(-bound, bound, generator=generator(seed, *names))
 
 
 def train_surgery(
@@ -64,43 +57,26 @@ def train_surgery(
     learning_rate: float,
 ) -> FeatureCorrection:
     """Adam on the mean |corrected - expert's feature|, one step per batch of row numbers (B)."""
-    down_RF = start.down_RF.clone().requires_grad_()
-    up_FR = start.up_FR.clone().requires_grad_()
-    adam = torch.optim.Adam([down_RF, up_FR], lr=learning_rate)
-    loss: Tensor | None = None
-    with torch.enable_grad():
-        for rows_B in batches:
-            loss = (corrected(merged_NF[rows_B], down_RF, up_FR) - expert_NF[rows_B]).abs().mean()
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
-    return FeatureCorrection(down_RF.detach(), up_FR.detach(), None if loss is None else loss.item())
+    down_RF, up_FR = leaf(start.down_RF), leaf(start.up_FR)
+
+    def loss_of(rows_B: Tensor) -> Tensor:
+        return (corrected(merged_NF[rows_B], down_RF, up_FR) - expert_NF[rows_B]).abs().mean()
+
+    last = descend([down_RF, up_FR], loss_of, batches=batches, learning_rate=learning_rate)
+    return FeatureCorrection(down_RF.detach(), up_FR.detach(), last)
 
 
 def save_correction(correction: FeatureCorrection, task: str, folder: Path) -> Path:
     """Write `<task>.surgery.safetensors`."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{quote(task, safe=' ')}{SUFFIX}"
-    save_file({"down": correction.down_RF, "up": correction.up_FR}, path, metadata={"task": task})
-    return path
+    return save_module({"down": correction.down_RF, "up": correction.up_FR}, task, folder, SUFFIX)
 
 
 def load_corrections(folder: Path) -> dict[str, FeatureCorrection]:
     """All that `save_correction` wrote there, by task. Raises DataError if there are none."""
-    paths = sorted(folder.glob(f"*{SUFFIX}"))
-    if not paths:
-        raise DataError(f"surgery: no *{SUFFIX} in {folder}")
     corrections = {}
-    for path in paths:
-        with open_tensor_file(path, "surgery") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            task = (file.metadata() or {}).get("task", path.name.removesuffix(SUFFIX))
+    for task, (path, tensors) in load_modules(folder, SUFFIX, "surgery").items():
         if tensors.keys() != {"down", "up"} or tensors["down"].shape != tensors["up"].T.shape:
-            found = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-            raise DataError(
-                f"surgery: {path} has {found}; expected down [rank, features] and up [features, rank]"
-            )
+            expected = "down [rank, features] and up [features, rank]"
+            raise refuse_module("surgery", path, tensors, expected)
         corrections[task] = FeatureCorrection(tensors["down"], tensors["up"])
     return corrections

@@ -35,7 +35,7 @@ def open_checkpoint(path: Path, label: str = "") -> CheckpointSource:
     label = label or str(path)
     if not path.exists():
         raise missing(path)
-    _refuse_unfinished(path)
+    refuse_unfinished(path)
     source: CheckpointSource
     if find_safetensors(path) is not None:
         source = SafetensorsSource(path, label)
@@ -74,7 +74,8 @@ def missing(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} does not exist", remedy=remedy)
 
 
-def _refuse_unfinished(path: Path) -> None:
+def refuse_unfinished(path: Path) -> None:
+    """Raises CheckpointError for a path inside a folder that is still being made."""
     for part in path.resolve().parts:
         if part.startswith(".") and ".partial-" in part:
             raise CheckpointError(

@@ -78,7 +78,7 @@ def _can_only_be_a_path(model: str, folder: Path) -> bool:
 
 def _snapshot(repo_id: str, revision: str | None, path: Path) -> Path:
     found = _download(repo_id, revision, path, [*_SIDE, *_SAFE])
-    if find_safetensors(found) is None:
+    if find_safetensors(found) is None and not (found / "adapter_model.safetensors").is_file():
         found = _download(repo_id, revision, path, [*_SIDE, *_PICKLED])
     return found
 
@@ -135,6 +135,8 @@ def _download(repo_id: str, revision: str | None, path: Path, patterns: list[str
 
 def _is_usable(snapshot: Path) -> bool:
     """Whether a snapshot of which other programs took only some files has what a merge needs."""
+    if (snapshot / "adapter_config.json").is_file():
+        return any((snapshot / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin"))
     try:
         weights = find_safetensors(snapshot) or find_pickled(snapshot)
     except CheckpointError:

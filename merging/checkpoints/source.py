@@ -7,11 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from merging.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from merging.low_rank import LowRank
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,10 @@ class CheckpointSource(ABC):
 
     def shard(self, name: str) -> str | None:
         """The file that holds the tensor, where the tensors are spread over several by an index."""
+        return None
+
+    def factors(self, name: str) -> LowRank | None:
+        """For an adapter on a base: what it adds to the base's tensor, exactly; None where that is not known."""
         return None
 
 
@@ -101,6 +109,9 @@ class RenamedSource(CheckpointSource):
 
     def shard(self, name: str) -> str | None:
         return self._source.shard(self._inner(name))
+
+    def factors(self, name: str) -> LowRank | None:
+        return self._source.factors(self._inner(name))
 
     def _inner(self, name: str) -> str:
         if name not in self._names:

@@ -21,7 +21,7 @@ class Method:
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    needs: ClassVar[frozenset[str]] = frozenset()  # of: base, data, labels, gradients, low rank
+    needs: ClassVar[frozenset[str]] = frozenset()  # of: base, data, heads, labels, gradients, low rank
     memory: ClassVar[str] = (
         ""  # the memory law, for people; S: the largest tensor, D: the widest linear, N: experts
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ def fingerprint(hashes: Sequence[str], labels: Tensor | None) -> str:
     if labels is not None:
         digest.update(f"\nlabels {tuple(labels.shape)}\n".encode())
         digest.update(_bytes(labels.long()))
+    return digest.hexdigest()
+
+
+def tensors_hash(tensors: Iterable[Tensor]) -> str:
+    """One hash of dtypes, shapes and values."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merging.data.task import LinearHead, Task
+from merging.data.task import Head, LinearHead, Task
 from merging.data.tensor_file import open_tensor_file
 from merging.errors import DataError, Problem
 
@@ -57,6 +57,15 @@ def save_head(head: LinearHead, path: Path) -> None:
         tensors["bias"] = head.bias_C.contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path)
+
+
+def refuse_misfit(task: str, head: Head, features: int) -> None:
+    """Raise a DataError where a linear head reads another number of features than the model gives."""
+    if isinstance(head, LinearHead) and head.weight_CF.shape[-1] != features:
+        raise DataError(
+            f'task "{task}": the head reads {head.weight_CF.shape[-1]} features, the model gives {features}',
+            remedy="Use the head that was trained on this model's features.",
+        )
 
 
 def label_problems(task: Task) -> list[Problem]:

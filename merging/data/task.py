@@ -6,11 +6,12 @@ Shape letters: B examples, C classes, F final feature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from merging.contracts.backbone import Batch
+from merging.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,11 +46,16 @@ class Examples(ABC):
         """One hash per example of its inputs, to find overlap between splits."""
 
 
-class CalibrationData(Mapping[str, Examples]):
-    """Task name -> calibration examples, in the order of the experts."""
+Head: TypeAlias = "Callable[[Tensor], Tensor]"
+"""Features (B F) -> scores of the classes (B C); a LinearHead, as a rule."""
 
-    def __init__(self, examples: Mapping[str, Examples]) -> None:
+
+class CalibrationData(Mapping[str, Examples]):
+    """Task name -> calibration examples, in the order of the experts; with `heads` for who needs them."""
+
+    def __init__(self, examples: Mapping[str, Examples], heads: Mapping[str, Head] | None = None) -> None:
         self._examples = dict(examples)
+        self.heads: dict[str, Head] = dict(heads or {})
 
     def __getitem__(self, task: str) -> Examples:
         return self._examples[task]
@@ -64,6 +70,20 @@ class CalibrationData(Mapping[str, Examples]):
     def fingerprints(self) -> dict[str, str]:
         return {task: examples.fingerprint for task, examples in self._examples.items()}
 
+    def require(self, tasks: Iterable[str], *, heads: bool = False) -> None:
+        """Raise a DataError that names the tasks without examples or, with `heads`, without a head."""
+        tasks = tuple(tasks)
+        if missing := [task for task in tasks if task not in self or not len(self[task])]:
+            raise DataError(
+                f"no calibration examples for {', '.join(missing)}",
+                remedy='Give each expert a "calibration" source under "tasks".',
+            )
+        if heads and (missing := [task for task in tasks if task not in self.heads]):
+            raise DataError(
+                f"no head for {', '.join(missing)}",
+                remedy='Give each task one: "head": {"type": "linear", "path": "..."}.',
+            )
+
 
 @dataclass(frozen=True)
 class LinearHead:
@@ -71,6 +91,13 @@ class LinearHead:
 
     weight_CF: Tensor
     bias_C: Tensor | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of weight and bias."""
+        from merging.data.hashing import tensors_hash
+
+        return tensors_hash([self.weight_CF, *([] if self.bias_C is None else [self.bias_C])])
 
     def __call__(self, features_BF: Tensor) -> Tensor:
         scores_BC = features_BF @ self.weight_CF.to(features_BF).T

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from merging.contracts.backbone import Backbone
 from merging.contracts.method import Progress, silent
-from merging.data.heads import label_problems
+from merging.data.heads import label_problems, refuse_misfit
 from merging.data.task import Examples, LinearHead, Task
 from merging.errors import DataError, NumericalError
 from merging.evaluation.forward import all_features
@@ -63,12 +63,7 @@ def _predictions(
 ) -> Iterator[Tensor]:
     """The class with the highest score (B), batch by batch."""
     for features_BF in all_features(model, backbone, test):
-        if features_BF.shape[-1] != head.weight_CF.shape[-1]:
-            raise DataError(
-                f'task "{task}": the head reads {head.weight_CF.shape[-1]} features, '
-                f"the model gives {features_BF.shape[-1]}",
-                remedy="Use the head that was trained on this model's features.",
-            )
+        refuse_misfit(task, head, features_BF.shape[-1])
         if not bool(torch.isfinite(features_BF).all()):
             raise NumericalError(f'task "{task}": the model\'s features are NaN or infinite')
         scores_BC = head(features_BF if adapt is None else adapt(features_BF, task))

@@ -48,6 +48,9 @@ class Report(Entry):
     parameters: dict[str, ParameterFate] = Field(
         default_factory=dict, description="Each parameter of the model, once."
     )
+    coefficients: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="Tensor -> expert -> its coefficient, where the rule learned them."
+    )
     stages: tuple[StageReport, ...] = ()
     warnings: tuple[str, ...] = ()
     checkpoint: str = Field(default="", description="The final checkpoint.")

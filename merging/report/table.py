@@ -73,8 +73,14 @@ def score_rows(report: Report) -> tuple[list[str], list[str], list[list[str]]]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """One line each on what there is to say of drift, solves, parameters, time and memory."""
-    lines = [_drift(report), _solves(report), _parameters(report), _cost(report)]
+    """One line each on what there is to say of drift, solves, coefficients, parameters, time and memory."""
+    lines = [
+        _drift(report),
+        _solves(report),
+        _coefficients(report),
+        _parameters(report),
+        _cost(report),
+    ]
     return [line for line in lines if line]
 
 
@@ -133,6 +139,19 @@ def _solves(report: Report) -> str:
         f"largest condition {condition.condition:.1e} ({condition.module}), "
         f"largest residual {max(row.residual for row in report.solver):.1e}"
     )
+
+
+def _coefficients(report: Report) -> str:
+    """Each expert's mean and range over the tensors."""
+    found: dict[str, list[float]] = {}
+    for row in report.coefficients.values():
+        for task, value in row.items():
+            found.setdefault(task, []).append(value)
+    parts = []
+    for task, values in found.items():
+        spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
+        parts.append(f"{task} {sum(values) / len(values):.3f}{spread}")
+    return f"learned coefficients: {', '.join(parts)}" if parts else ""
 
 
 def _parameters(report: Report) -> str:

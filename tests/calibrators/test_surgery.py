@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from merging.backbones.clip_vision import ClipVision
+from merging.calibrators.feature_training import drawn_batches
 from merging.calibrators.surgery import Surgery
 from merging.calibrators.surgery_training import (
     FeatureCorrection,
-    drawn_batches,
     initial,
     load_corrections,
     save_correction,

@@ -11,7 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
-from golden_adapters import average, layerwise, sparse, spherical, surgery, task_arithmetic, ties
+from golden_adapters import (
+    ada_merging,
+    average,
+    fisher,
+    layerwise,
+    lot,
+    prob_surgery,
+    sparse,
+    spectral,
+    spherical,
+    surgery,
+    task_arithmetic,
+    ties,
+)
 
 Adapter = Callable[[dict[str, Any], dict[str, Tensor]], dict[str, Any]]
 
@@ -29,21 +42,18 @@ ADAPTERS: dict[str, Adapter] = {
     "karcher": spherical.karcher,
     "model_stock": spherical.model_stock,
     **layerwise.ADAPTERS,
+    **lot.ADAPTERS,
+    **spectral.ADAPTERS,
     **surgery.ADAPTERS,
+    **prob_surgery.ADAPTERS,
+    **fisher.ADAPTERS,
+    **ada_merging.ADAPTERS,
 }
 
 NOT_BUILT = frozenset(
     {
-        "adamerging",
         "core_space",
-        "fisher",
-        "iso_c",
-        "iso_cts",
         "knots",
-        "lot",
-        "prob_surgery",
-        "tsv_m",
-        "wudi",
     }
 )
 """Methods that this package does not have; their cases are listed at the end of every run."""

@@ -1,0 +1,224 @@
+"""Where an adapter's tensors belong in its base: by the base's own names, and by the shapes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from merging.checkpoints.lora_config import FOLD, LoraConfig
+from merging.checkpoints.lora_keys import Keys, Target
+from merging.checkpoints.names import NameMap, module_names, tie_group
+from merging.checkpoints.source import CheckpointSource
+from merging.errors import CheckpointError, Problem
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is done to one tensor of the base; names are those of the adapter's file.
+
+    `transposed`: the base stores the matrix as inputs x outputs. `magnitude`: DoRA's lengths. A `bias` has no
+    factors and is added.
+    """
+
+    scale: float
+    first: str = ""
+    second: str = ""
+    transposed: bool = False
+    magnitude: str = ""
+    bias: str = ""
+
+
+def placed(
+    base: CheckpointSource, tensors: CheckpointSource, keys: Keys, config: LoraConfig, model: nn.Module | None
+) -> tuple[dict[str, Change], dict[str, str], list[str]]:
+    """(changes, whole tensors, notes), by the base's names; whole tensors that the base lacks keep theirs.
+
+    Raises CheckpointError unless every factor has its place and fits it.
+    """
+    places = _Places(base, model, [name for target in keys.targets.values() for name in _candidates(target)])
+    changes: dict[str, Change] = {}
+    problems: list[Problem] = []
+    notes: list[str] = []
+    lost = [target for target in keys.targets.values() if places.weight(target) is None]
+    _refuse_lost(lost, keys, base, tensors.label, places)
+    for target in keys.targets.values():
+        name = places.weight(target)
+        assert name is not None
+        try:
+            change = _change(target, name, base, tensors, config, places)
+        except CheckpointError as error:
+            problems.append(Problem(f"{tensors.label}: {target.module}", error.message, error.remedy))
+            continue
+        changes[name] = change
+        if target.bias:
+            bias = places.find(f"{target.module}.bias")
+            if bias is None:
+                what = "has a bias (lora_bias), its layer in the base has none"
+                problems.append(Problem(f"{tensors.label}: {target.module}", what, FOLD))
+            else:
+                changes[bias] = Change(change.scale, bias=target.bias)
+        notes += _notes(target, name, tensors.label, places)
+    if problems:
+        raise CheckpointError(f"{tensors.label} does not fit the base", problems=problems)
+    outside = _Places(base, model, list(keys.whole))
+    _refuse_untied(keys, tensors.label, outside)
+    whole = {outside.find(name) or name: key for name, key in keys.whole.items()}
+    return changes, whole, notes
+
+
+def _candidates(target: Target) -> list[str]:
+    """Tensors that the factors may belong to: a layer's weight, or the fused projection of an attention."""
+    return [f"{target.module}.{leaf}" for leaf in ("weight", "in_proj_weight", "bias")]
+
+
+class _Places:
+    """Finds the base's name of a tensor: the same name, else the same place in the model."""
+
+    def __init__(self, base: CheckpointSource, model: nn.Module | None, names: list[str]) -> None:
+        self._stored = frozenset(base.names())
+        self.model = model
+        self._base = NameMap({}) if model is None else module_names(model, base.names())
+        self._names = NameMap({}) if model is None else module_names(model, names)
+        self._by_place = {place: name for name, place in self._base.renamed.items()}
+
+    def find(self, name: str) -> str | None:
+        return name if name in self._stored else self._by_place.get(self._names.renamed.get(name, name))
+
+    def weight(self, target: Target) -> str | None:
+        return self.find(f"{target.module}.weight") or self.find(f"{target.module}.in_proj_weight")
+
+    def ties(self, name: str) -> list[str]:
+        """Other names of the model for the tensor that is stored under this one, or that it would share."""
+        place = self.place(name)
+        return sorted(tie_group(place, self._base.ties) - {place})
+
+    def place(self, name: str) -> str:
+        """The name in the model of a tensor of the base or of the adapter."""
+        return self._base.renamed.get(name, self._names.renamed.get(name, name))
+
+    def module(self, name: str) -> nn.Module | None:
+        """The module that owns a tensor of the base."""
+        place = self._base.renamed.get(name)
+        return None if self.model is None or place is None else self.model.get_submodule(place.rpartition(".")[0])
+
+
+def _refuse_lost(
+    lost: list[Target], keys: Keys, base: CheckpointSource, label: str, places: _Places
+) -> None:
+    if not lost:
+        return
+    shared = [target for target in lost if places.ties(f"{target.module}.weight")]
+    if shared:
+        other = places.ties(f"{shared[0].module}.weight")[0]
+        raise CheckpointError(
+            f'{label} adapts "{shared[0].module}", which the base ties to "{other}" and does not store',
+            remedy="Untie the base (tie_word_embeddings: false, both tensors stored), and fold the adapter into that.",
+        )
+    total = sum(len(target.keys) for target in keys.targets.values())
+    found = total - sum(len(target.keys) for target in lost)
+    theirs = f"{lost[0].module}.weight"
+    raise CheckpointError(
+        f"{label}: {found} of {total} adapter tensors match the base",
+        problems=[
+            Problem("the adapter changes", f"{theirs} (in its file: {lost[0].keys[0]})"),
+            Problem("the base has", _nearest(theirs, base.names())),
+        ],
+        remedy="The adapter was trained on another architecture, or its names were changed.",
+    )
+
+
+def _refuse_untied(keys: Keys, label: str, places: _Places) -> None:
+    """One of two tied tensors that was trained alone: PEFT leaves the other as it was."""
+    saved = {places.place(name) for name in keys.whole}
+    for name in keys.whole:
+        others = [other for other in places.ties(name) if other not in saved]
+        if others:
+            raise CheckpointError(
+                f'{label} replaces "{name}" alone, which the base ties to "{others[0]}": its model is not tied',
+                remedy="Untie the base (tie_word_embeddings: false, both tensors stored), or fold the adapter "
+                "with PEFT.",
+            )
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The name that is most like it among those with the longest common end."""
+    parts = name.split(".")
+    names = list(names)
+    for length in range(min(4, len(parts)), 0, -1):
+        ending = f".{'.'.join(parts[-length:])}"
+        alike = [other for other in names if f".{other}".endswith(ending)]
+        if alike:
+            return (difflib.get_close_matches(name, alike[:500], n=1, cutoff=0) or alike)[0]
+    return names[0] if names else "no tensors"
+
+
+def _change(
+    target: Target,
+    name: str,
+    base: CheckpointSource,
+    tensors: CheckpointSource,
+    config: LoraConfig,
+    places: _Places,
+) -> Change:
+    first, second = tensors.spec(target.first).shape, tensors.spec(target.second).shape
+    shape = base.spec(name).shape
+    rank, expected = first[0] if first else 0, config.rank(target.module)
+    if rank != expected:
+        raise CheckpointError(f"its lora_A has {rank} rows, its config says rank {expected}")
+    if len(second) < 2 or second[1] != rank or (len(second) > 2 and set(second[2:]) != {1}):
+        grouped = "; factors of grouped convolutions are not read" if len(second) > 2 else ""
+        raise CheckpointError(f"lora_B is {_shape(second)} and lora_A {_shape(first)}{grouped}", remedy=FOLD)
+    plain, turned = (second[0], *first[1:]), (*first[1:], second[0])
+    transposed = _is_transposed(target, name, plain, turned, shape, config, places)
+    if (turned if transposed else plain) != shape:
+        raise CheckpointError(f"its change is {_shape(plain)}, the base's {name} is {_shape(shape)}")
+    if config.use_dora and not target.magnitude:
+        raise CheckpointError("use_dora is set, and lora_magnitude_vector is missing")
+    if target.magnitude and (len(shape) != 2 or target.embedding):
+        raise CheckpointError("use_dora on a layer that is not linear is not read", remedy=FOLD)
+    if target.magnitude and tensors.spec(target.magnitude).shape != second[:1]:
+        found = _shape(tensors.spec(target.magnitude).shape)
+        raise CheckpointError(f"lora_magnitude_vector is {found}, the layer has {second[0]} outputs")
+    scale = config.scale(target.module) * target.times
+    return Change(scale, target.first, target.second, transposed, target.magnitude)
+
+
+def _is_transposed(
+    target: Target,
+    name: str,
+    plain: tuple[int, ...],
+    turned: tuple[int, ...],
+    shape: tuple[int, ...],
+    config: LoraConfig,
+    places: _Places,
+) -> bool:
+    """Whether the base stores inputs x outputs: by the layer's class, else by shape, else by the config."""
+    if target.embedding:
+        return True
+    module = places.module(name)
+    if isinstance(module, nn.Linear | nn.MultiheadAttention):
+        return False
+    if type(module).__name__ == "Conv1D":
+        return True
+    return turned == shape if plain != turned else config.fan_in_fan_out and len(shape) == 2
+
+
+def _notes(target: Target, name: str, label: str, places: _Places) -> list[str]:
+    notes = []
+    if shared := places.ties(name):
+        notes.append(
+            f"{label} adapts {target.module}; {', '.join(shared)} shares its tensor, so both change, as with "
+            "PEFT's merge_and_unload"
+        )
+    if target.times > 1:
+        notes.append(
+            f"{label}: the change of {target.module} counts twice, as in PEFT's own forward and merge of fused attention"
+        )
+    return notes
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
