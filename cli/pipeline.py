@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from merging.errors import SpecError
+
 from .output import is_main_process, print_json, say
 from .progress import progress_to_stderr
 
@@ -28,6 +30,14 @@ class Stage(str, Enum):
 
     merge = "merge"
     calibrate = "calibrate"
+
+
+class Criterion(str, Enum):
+    """What the points of a sweep are judged by."""
+
+    features = "features"
+    entropy = "entropy"
+    validation = "validation"
 
 
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec: JSON or YAML.", show_default=False)]
@@ -58,6 +68,23 @@ def run(
         typer.Option(metavar="DIR", help="Folder of the results; else the spec's.", show_default=False),
     ] = None,
     sets: Sets = None,
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="PATH=VALUES",
+            help="Try values first and run with the best: merge.scale=0.1:1.0:0.1, or a,b,c. "
+            "Repeated, it tries every combination. Test examples are not looked at.",
+            show_default=False,
+        ),
+    ] = None,
+    criterion: Annotated[
+        Criterion | None,
+        typer.Option(
+            help="What --sweep judges by; else validation where all tasks have it, and features otherwise.",
+            show_default=False,
+        ),
+    ] = None,
     until: Annotated[Stage | None, typer.Option(help="Stop after this stage.", show_default=False)] = None,
     device: Annotated[
         str | None,
@@ -70,8 +97,18 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Merge, calibrate, measure; only what is missing is done. The last line is the final checkpoint."""
+    if criterion is not None and not sweeps:
+        raise SpecError("--criterion says how --sweep chooses, and there is no --sweep")
     pipeline = _opened(spec, sets)
     with progress_to_stderr(quiet=quiet) as progress:
+        if sweeps:
+            pipeline = pipeline.search(
+                sweeps,
+                criterion=criterion.value if criterion is not None else None,
+                until=until.value if until is not None else None,
+                device=device,
+                progress=progress,
+            )
         report = pipeline.run(
             out,
             until=until.value if until is not None else None,

@@ -16,15 +16,15 @@ from merging.components import strategies
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import CheckpointError, DataError, Problem, SpecError
+from merging.layer_settings import LayerSettings
 from merging.registry import did_you_mean
-from merging.spec.component import read_component
+from merging.spec.component import Component, read_component
 from merging.spec.findings import Findings
 from merging.strategies.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from merging.contracts.backbone import Backbone
     from merging.data.task import Examples, Head
-    from merging.settings import Settings
 
 Model: TypeAlias = "Mapping[str, Tensor] | nn.Module | str | os.PathLike[str] | CheckpointSource"
 
@@ -43,16 +43,21 @@ def merge(
 ) -> dict[str, Tensor]:
     """The merged model as a new state dict, with the base's names, shapes and dtypes.
 
-    `base` and each expert: a mapping of tensors, a module or a folder. `weights`: by expert, else 1.
-    `data`: calibration examples by expert, and `backbone`, for rules that look at activations; `heads` by
-    expert (features -> scores of classes), for rules that look at predictions.
+    `base` and each expert: a mapping of tensors, a module or a folder (of an adapter, too). `weights`: by
+    expert, else 1. `data`: calibration examples by expert, and `backbone`, for rules that look at
+    activations; `heads` by expert (features -> scores of classes), for rules that look at predictions.
 
     >>> merged = merge("ties", base, {"math": math, "code": code}, density=0.3)
     """
     rule = strategies.get(name)
-    checked = _settings(name, settings)
+    component = _component(name, settings)
+    checked, layers = component.settings, LayerSettings(component.layers)
     opened_base = _opened(base, "base")
-    opened = {task: _opened(expert, f'expert "{task}"') for task, expert in experts.items()}
+    opened = {
+        task: _adapted(expert, base, opened_base, backbone, f'expert "{task}"')
+        or _opened(expert, f'expert "{task}"')
+        for task, expert in experts.items()
+    }
     if not opened and not issubclass(rule, Checkpoint):
         raise SpecError("there are no experts to merge")
     aliases = _aliases(opened_base, opened)
@@ -62,8 +67,10 @@ def merge(
         _weights(weights or {}, opened),
         backbone,
     )
+    problems = layers.problems(models, checked, where="")
+    models = layers.applied(models)
     refuse_misfits(models)
-    problems = [Problem("settings", problem) for problem in rule.check(checked, models.weights)]
+    problems += [Problem("settings", problem) for problem in rule.check(checked, models.weights)]
     if problems:
         raise SpecError(f'strategy "{name}" cannot merge these experts', problems=problems)
     if "data" in rule.needs and data is None:
@@ -74,6 +81,7 @@ def merge(
     if calibration is not None and "data" in rule.needs:
         calibration.require(models.tasks, heads="heads" in rule.needs)
     merger = rule(checked, seed=seed)
+    merger.layers = layers
     if isinstance(merger, Checkpoint):
         merger.source = _opened(merger.settings.model, f'"{merger.settings.model}"')
     sink = StateDictSink(models.base)
@@ -116,7 +124,7 @@ def _misfits(models: Models, expert: CheckpointSource) -> list[Problem]:
     return problems
 
 
-def _settings(name: str, values: Mapping[str, Any]) -> Settings:
+def _component(name: str, values: Mapping[str, Any]) -> Component:
     findings = Findings()
     plain = {
         key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in values.items()
@@ -124,7 +132,7 @@ def _settings(name: str, values: Mapping[str, Any]) -> Settings:
     component = read_component("strategies", {"type": name, **plain}, "", findings)
     if component is None:
         raise SpecError(f'settings of strategy "{name}"', problems=findings.problems())
-    return component.settings
+    return component
 
 
 def _opened(model: Model, label: str) -> CheckpointSource:
@@ -139,6 +147,24 @@ def _opened(model: Model, label: str) -> CheckpointSource:
     raise SpecError(
         f"{label} is a {type(model).__name__}; expected a mapping of tensors, a module or a folder"
     )
+
+
+def _adapted(
+    expert: Model, base: Model, opened: CheckpointSource, backbone: Backbone | None, label: str
+) -> CheckpointSource | None:
+    """The base with the adapter, where the expert is the folder of one."""
+    from merging.checkpoints.lora import is_adapter, open_adapter
+    from merging.inspection import open_model
+
+    if not isinstance(expert, str | os.PathLike) or not is_adapter(Path(expert)):
+        return None
+    if backbone is not None:
+        outline: nn.Module | None = backbone.skeleton()
+    elif isinstance(base, nn.Module):
+        outline = base
+    else:
+        outline = open_model(os.fspath(base)).module if isinstance(base, str | os.PathLike) else None
+    return open_adapter(Path(expert), opened, outline, label)
 
 
 def _weights(given: Mapping[str, float], experts: Mapping[str, object]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from merging.contracts.method import Progress, silent
@@ -45,7 +46,8 @@ class Comparison(Result):
 
 def compare_checkpoints(base: str, model: str, *, progress: Progress = silent) -> Comparison:
     """Folders, files or hub ids; tensors are read side by side, a block of rows at a time."""
-    opened, other = open_model(base), open_model(model)
+    opened = open_model(base)
+    other = _adapted(opened, base, model) or open_model(model)
     pairs = _pairs(opened, other)
     sums: dict[str, _Sums] = {}
     total, done = sum(opened.source.spec(name).bytes for name in pairs), 0
@@ -62,6 +64,18 @@ def compare_checkpoints(base: str, model: str, *, progress: Progress = silent) -
         total=_Sums(sums.values()).difference("all"),
         misfits=tuple(_misfits(opened.source, other.source, pairs)),
     )
+
+
+def _adapted(opened: OpenModel, base: str, model: str) -> OpenModel | None:
+    """The base with an adapter on it, where `model` is the folder or hub id of one."""
+    from merging.checkpoints.hub import resolve
+    from merging.checkpoints.lora import is_adapter, open_adapter
+
+    path = resolve(model, folder=Path.cwd()).path
+    if not is_adapter(path):
+        return None
+    source = open_adapter(path, opened.source, opened.module, base_name=base, base_folder=opened.path)
+    return opened._replace(path=path, source=source, notes=(*opened.notes, *source.notes))
 
 
 def _pairs(base: OpenModel, model: OpenModel) -> dict[str, str]:

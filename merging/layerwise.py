@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -44,6 +45,14 @@ class LayerwiseMerger(Placed, LayerRule, Merger):
     needs = frozenset({"base", "data"})
     memory: ClassVar[str] = _MEMORY
     weighted = True
+
+    def at(self, name: str) -> LayerRule:
+        settings = self.settings_for(name)
+        if settings == self.settings:
+            return self
+        rule = copy(self)
+        rule.settings = settings
+        return rule
 
     @classmethod
     def check(cls, settings: Any, weights: Mapping[str, float]) -> list[str]:

@@ -1,6 +1,6 @@
 """Matrices of low rank as products of two thin ones, and the bases that several of them share.
 
-Shape letters: N experts, O rows, I columns (all axes but the first, flattened), R rank, K size of a shared basis.
+Shape letters: N experts, O rows, I columns (all axes but the first, flattened), R rank, K size of a basis.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+_SMALL = 1024  # up to here a whole SVD costs little
+_EXTRA, _PASSES = 16, 4  # of a randomised SVD
 
 
 class LowRank(NamedTuple):
@@ -22,6 +25,10 @@ class LowRank(NamedTuple):
     @property
     def rank(self) -> int:
         return self.left_OR.shape[1]
+
+    @property
+    def transposed(self) -> LowRank:
+        return LowRank(self.right_RI.T, self.left_OR.T, self.scale)
 
     def product(self, rows: slice | None = None) -> Tensor:
         """The matrix, or those of its rows, in float64."""
@@ -62,7 +69,38 @@ def row_basis(matrices_OR: Sequence[Tensor]) -> Tensor:
     return torch.linalg.svd(torch.cat(list(matrices_OR), dim=1).double(), full_matrices=False)[0]
 
 
-def levelled(matrix: Tensor) -> Tensor:
-    """The matrix with all singular values set to their mean."""
-    u, values, vh = torch.linalg.svd(matrix, full_matrices=False)
-    return values.mean() * (u @ vh)
+def shortened(
+    matrix_OI: Tensor, rank: int | None, *, within: Sequence[Tensor] = (), noise: float = 0.0
+) -> LowRank:
+    """The nearest matrix of that rank, split evenly between the factors; None: the rank it has above `noise`.
+
+    `within`: matrices (O R) that may span all columns. Where they do, or where the matrix is small, the
+    result is exact; else it comes from a randomised SVD, and the caller measures what is lost.
+    """
+    matrix_OI = matrix_OI.double()
+    frame_OK = _frame(matrix_OI, within, rank)
+    core_KI = matrix_OI if frame_OK is None else frame_OK.T @ matrix_OI
+    u_KR, values_R, vh_RI = torch.linalg.svd(core_KI, full_matrices=False)
+    least = noise if rank is None else 1e-12  # beyond that, directions are arbitrary
+    kept = min(int((values_R > least * values_R[:1]).sum()), len(values_R) if rank is None else rank)
+    roots_R = values_R[:kept].sqrt()
+    left_OR = u_KR[:, :kept] if frame_OK is None else frame_OK @ u_KR[:, :kept]
+    return LowRank(left_OR * roots_R, roots_R[:, None] * vh_RI[:kept])
+
+
+def _frame(matrix_OI: Tensor, within: Sequence[Tensor], rank: int | None) -> Tensor | None:
+    """Orthonormal columns between which the SVD is taken; None: all of them."""
+    size = min(matrix_OI.shape)
+    if within and sum(part.shape[1] for part in within) < size:
+        frame_OK = torch.linalg.qr(torch.cat([part.double() for part in within], dim=1)).Q
+        lost = matrix_OI - frame_OK @ (frame_OK.T @ matrix_OI)
+        if float(lost.norm()) <= 1e-9 * float(matrix_OI.norm()):
+            return frame_OK
+    if rank is None or size <= _SMALL or 2 * (rank + _EXTRA) >= size:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    probes_IK = torch.randn(matrix_OI.shape[1], rank + _EXTRA, dtype=torch.float64, generator=generator)
+    frame_OK = torch.linalg.qr(matrix_OI @ probes_IK).Q
+    for _ in range(_PASSES):
+        frame_OK = torch.linalg.qr(matrix_OI @ torch.linalg.qr(matrix_OI.T @ frame_OK).Q).Q
+    return frame_OK

@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 class MatrixMerger(TensorMerger):
     """A rule that turns the task vectors of one matrix into one. Subclass it and write `merge_matrices`.
 
-    Matrices are the tensors with two axes, outputs first: weights that are stored the other way round (GPT-2) come
-    transposed. Everything else, and what `skip` names, is averaged or stays the base's.
+    Matrices are the tensors with two axes, outputs first: weights that are stored the other way round (GPT-2)
+    come transposed. Everything else, and what `skip` names, is averaged or stays the base's.
     """
 
     class Settings(BaseSettings):
-        scale: float = Field(1.0, description="Weight of the merged task vectors, matrices and others (alpha).")
+        scale: float = Field(
+            1.0, description="Weight of the merged task vectors, matrices and others (alpha)."
+        )
         others: Literal["mean", "base"] = Field(
             "mean",
-            description="What becomes of tensors that are no matrices: the mean of the task vectors is added to "
-            "the base, or they stay the base's.",
+            description="What becomes of tensors that are no matrices: the mean of the task vectors is added "
+            "to the base, or they stay the base's.",
         )
         skip: tuple[str, ...] = Field(
             ("text_projection",),
@@ -43,8 +45,8 @@ class MatrixMerger(TensorMerger):
         )
         kernels: bool = Field(
             False,
-            description="Treat tensors of more than two axes (kernels of convolutions) as matrices of outputs by "
-            "all the rest, and not as the others.",
+            description="Treat tensors of more than two axes (kernels of convolutions) as matrices too, "
+            "of outputs by all the rest.",
         )
 
     _transposed: frozenset[str] = frozenset()
@@ -86,9 +88,9 @@ class MatrixMerger(TensorMerger):
 
 
 def transposed_weights(source: CheckpointSource) -> frozenset[str]:
-    """Names of weights stored as inputs by outputs, as GPT-2 does; their biases tell, being as long as the outputs.
+    """Names of weights stored as inputs by outputs, as GPT-2 does; their biases tell, as long as the outputs.
 
-    A square weight follows those of its siblings (`h.3.attn.c_proj`: all that are called `c_proj`) that are not.
+    A square weight (`h.3.attn.c_proj`) follows those of its siblings (all called `c_proj`) that are not.
     """
     names = set(source.names())
     turned: dict[str, set[str]] = {}  # by the last part of the module's name

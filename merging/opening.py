@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,15 +14,17 @@ from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.hub import ResolvedModel, resolve
 from merging.checkpoints.lora import open_adapter
+from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.source import CheckpointSource
 from merging.components import backbones, calibrators, strategies
 from merging.contracts.backbone import Backbone
 from merging.contracts.models import Models
 from merging.data.heads import expert_head, label_problems, load_head
-from merging.data.opening import open_examples
+from merging.data.opening import Purpose, open_examples
 from merging.data.task import Examples, LinearHead, Task
 from merging.errors import CheckpointError, DataError, MergingError, Problem, SpecError
 from merging.evaluation.forward import input_problems
+from merging.layer_settings import LayerSettings
 from merging.preflight import config_findings, refuse_unless_allowed
 from merging.spec import Component, PipelineSpec, TaskSpec
 from merging.spec.component import AUTO, AutoSettings
@@ -95,6 +97,10 @@ def open_models(spec: PipelineSpec) -> Opened:
     notes += refuse_unless_allowed(config_findings(base_at.path, folders), spec.allow)
     weights = {task: spec.experts[task].weight for task in experts}
     models = Models(base, experts, weights, backbone, frozenset(kept))
+    if unfit := LayerSettings(spec.merge.layers).problems(models, spec.merge.settings):
+        raise SpecError("merge.layers does not fit the model", problems=unfit)
+    if spec.output.form == "lora":
+        outline_of(base_at.path)  # raises where there is no model class to write an adapter for
     merged = None
     if spec.merge.type == "checkpoint":
         settings: Any = spec.merge.settings
@@ -146,15 +152,19 @@ class _TaskOpening:
     def task(self, name: str) -> Task:
         given = self._spec.tasks.get(name)
         if given is None:
-            return Task(name)
+            return Task(name, head=self._own_head(name))
         calibration = self._attempt(
             f"tasks.{name}.calibration", self._examples, name, "calibration", given.calibration
         )
         test = self._attempt(f"tasks.{name}.test", self._examples, name, "test", given.test)
+        validation = self._attempt(
+            f"tasks.{name}.validation", self._examples, name, "validation", given.validation
+        )
         head = self._attempt(f"tasks.{name}.head", self._head, name, given)
-        task = Task(name, calibration, test, head, given.metric)
+        task = Task(name, calibration, test, head, given.metric, validation)
         self.problems += label_problems(task)
-        for purpose, examples in (("calibration", calibration), ("test", test)):
+        found = {"calibration": calibration, "validation": validation, "test": test}
+        for purpose, examples in found.items():
             if examples is not None and self._outline is not None:
                 self.problems += input_problems(examples, self._outline, f"tasks.{name}.{purpose}")
         return task
@@ -166,12 +176,19 @@ class _TaskOpening:
             self.problems += [Problem(where, error.message, error.remedy), *error.problems]
             return None
 
-    def _examples(self, name: str, purpose: Literal["calibration", "test"], source: Any) -> Examples | None:
+    def _examples(self, name: str, purpose: Purpose, source: Any) -> Examples | None:
         if source is None:
             return None
         return open_examples(
             source, task=name, purpose=purpose, base_folder=self._opened.base_folder, seed=self._spec.seed
         )
+
+    def _own_head(self, name: str) -> LinearHead | None:
+        """The expert's classifier, kept though nothing is said of its task."""
+        try:
+            return expert_head(self._opened.heads.get(name, {}), task=name)
+        except DataError:  # it has none, or one that is not linear
+            return None
 
     def _head(self, name: str, given: TaskSpec) -> LinearHead | None:
         if given.head is not None and given.head.type == "linear":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from merging.data.task import Task
     from merging.opening import Opened
     from merging.plan import Plan
+    from merging.report.curve import Criterion, Curve
     from merging.report.report import Report
 
 Until = Literal["merge", "calibrate"]
@@ -25,6 +27,7 @@ class Pipeline:
 
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
+        self.curve: Curve | None = None  # of the search that made this pipeline
         self._opened: Opened | None = None
         self._tasks: dict[str, Task] | None = None
 
@@ -70,6 +73,38 @@ class Pipeline:
 
         return make_plan(self)
 
+    def search(
+        self,
+        sweeps: Mapping[str, Sequence[Any]] | Sequence[str],
+        *,
+        criterion: Criterion | None = None,
+        until: Until | None = None,
+        device: str | None = None,
+        progress: Progress = silent,
+    ) -> Pipeline:
+        """The pipeline with the best of all points in its spec, judged without test examples; see `curve`.
+
+        >>> report = pipeline.search({"merge.scale": [0.2, 0.3, 0.4]}).run("out")
+        """
+        from merging.search import search
+
+        spec, curve = search(
+            self.spec,
+            self.resolve(),
+            self.tasks(),
+            sweeps,
+            criterion=criterion,
+            merge_only=until == "merge",
+            device=device or self.spec.device,
+            progress=progress,
+        )
+        found = Pipeline(spec)
+        weights = {task: ref.weight for task, ref in spec.experts.items()}
+        opened = self.resolve()
+        found._opened = replace(opened, models=opened.models.weighed(weights))
+        found._tasks, found.curve = self._tasks, curve
+        return found
+
     def run(
         self,
         out: Path | str | None = None,
@@ -96,11 +131,18 @@ class Pipeline:
         asked = self.spec.canonical()
         folder.open(fingerprint(asked), asked, overwrite=overwrite)
         with folder:
-            run = Run(self.spec, opened, tasks, folder, device=device or self.spec.device, progress=progress)
+            run = Run(
+                self.spec,
+                opened,
+                tasks,
+                folder,
+                device=device or self.spec.device,
+                progress=progress,
+                curve=self.curve,
+            )
             return run.all(until)
 
 
 def _task_notes(task: Task) -> tuple[str, ...]:
-    return tuple(
-        note for examples in (task.calibration, task.test) if examples is not None for note in examples.notes
-    )
+    splits = (task.calibration, task.validation, task.test)
+    return tuple(note for examples in splits if examples is not None for note in examples.notes)

@@ -16,11 +16,12 @@ from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.merger import TensorMerger
 from merging.contracts.vectors import BLOCK_ELEMENTS
+from merging.layer_settings import LayerSettings
 from merging.opening import Opened
 from merging.records import DEFAULT_MEMORY
 from merging.report.entry import Entry
 from merging.report.stages import resident
-from merging.spec import Component
+from merging.spec import Component, OutputSpec
 from merging.strategies.ada_merging import AdaMerging
 from merging.strategies.fisher import Fisher
 from merging.tracer import Block, blocks_of, is_linear, is_norm, is_transposed
@@ -48,6 +49,7 @@ class TaskPlan(Entry):
 
     calibration_asked: int | None = None
     calibration_used: int = 0
+    validation_used: int = 0
     test_used: int = 0
     head: str = ""
     used_for: str = ""
@@ -66,6 +68,15 @@ class StepPlan(Entry):
     solved: int = Field(default=0, description="Tensors that are solved in closed form.")
 
 
+class LayerPlan(Entry):
+    """One entry of `layers`."""
+
+    match: str
+    tensors: int = Field(description="How many of the merged tensors it matches.")
+    leave_out: bool | None = None
+    settings: dict[str, Any] = {}
+
+
 class Plan(Entry):
     """What will be done."""
 
@@ -74,6 +85,9 @@ class Plan(Entry):
     backbone: str
     stacks: dict[str, int] = Field(description="Stack -> number of blocks.")
     steps: tuple[StepPlan, ...]
+    layers: tuple[LayerPlan, ...] = Field(
+        default=(), description="Where the merge rule's settings differ; later entries win."
+    )
     tasks: dict[str, TaskPlan] = {}
     storage_dtype: str
     compute_dtype: str = "float32 or wider"
@@ -110,15 +124,24 @@ def make_plan(pipeline: Pipeline) -> Plan:
         else "none: no config.json",
         stacks=shape.stacks,
         steps=tuple(steps),
+        layers=_layers(spec.merge, opened),
         tasks={name: _task(task, needs_data=_needs_data(pipeline)) for name, task in tasks.items()},
         storage_dtype=_storage(spec.output.dtype, opened),
         device=choose_device(spec.device),
         output=output,
-        disk_bytes=checkpoints * _stored_bytes(spec.output.dtype, opened),
+        disk_bytes=checkpoints * _delivered_bytes(spec.output, opened),
         disk_free_bytes=_free(Path(output)) if output else 0,
         peak_bytes=max(step.peak_bytes for step in steps),
         kept=tuple(sorted(opened.models.kept)),
         notes=tuple(pipeline.validate()),
+    )
+
+
+def _layers(merge: Component, opened: Opened) -> tuple[LayerPlan, ...]:
+    counts = LayerSettings(merge.layers).counts(opened.models)
+    return tuple(
+        LayerPlan(match=entry.match, tensors=count, leave_out=entry.leave_out, settings=entry.changes)
+        for entry, count in zip(merge.layers, counts, strict=True)
     )
 
 
@@ -188,7 +211,11 @@ def _step(step: str, asked: Component, method: Any, shape: _Shape, tasks: Mappin
         peak = shape.runtime + (shape.experts + 3) * 4 * shape.parameters
     elif issubclass(method, FeatureCorrector):
         peak = shape.runtime + 4 * shape.parameters
-    elif issubclass(method, TensorMerger) and not method(asked.settings).elementwise:
+    elif "low rank" in method.needs:
+        peak = shape.runtime + 4 * 8 * shape.largest
+    elif issubclass(method, TensorMerger) and not all(
+        method(settings).elementwise for settings in asked.all_settings()
+    ):
         peak = shape.runtime + (shape.experts + 4) * 8 * shape.largest
     else:
         peak = shape.runtime + (shape.experts + 4) * 8 * min(shape.largest, BLOCK_ELEMENTS)
@@ -240,6 +267,7 @@ def _task(task: Task, *, needs_data: bool) -> TaskPlan:
     return TaskPlan(
         calibration_asked=task.calibration.asked if task.calibration is not None else None,
         calibration_used=len(task.calibration) if task.calibration is not None else 0,
+        validation_used=len(task.validation) if task.validation is not None else 0,
         test_used=len(task.test) if task.test is not None else 0,
         head=" x ".join(map(str, task.head.weight_CF.shape)) if task.head is not None else "",
         used_for=", ".join(uses),
@@ -258,6 +286,17 @@ def _storage(asked: str, opened: Opened) -> str:
     base = opened.models.base
     kinds = {str(base.spec(name).dtype).removeprefix("torch.") for name in base.names()}
     return ", ".join(sorted(kinds))
+
+
+def _delivered_bytes(output: OutputSpec, opened: Opened) -> int:
+    """Of one checkpoint; of an adapter at least: what else has changed is not known beforehand."""
+    if output.form == "model":
+        return _stored_bytes(output.dtype, opened)
+    rank = output.adapter_rank if isinstance(output.adapter_rank, int) else 0
+    itemsize = 4 if output.dtype == "base" else getattr(torch, output.dtype).itemsize
+    base = opened.models.base
+    shapes = [base.spec(name).shape for name in base.names()]
+    return sum(min(rank, *shape) * sum(shape) * itemsize for shape in shapes if len(shape) == 2)
 
 
 def _stored_bytes(asked: str, opened: Opened) -> int:

@@ -14,27 +14,29 @@ import torch
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.hashing import sha256
+from merging.checkpoints.lora import is_adapter, open_adapter
+from merging.checkpoints.lora_roles import outline_of
+from merging.checkpoints.lora_sink import LoraSink, loss_note
 from merging.checkpoints.manifest import read_manifest
 from merging.checkpoints.run_folder import RunFolder, write_atomic
 from merging.checkpoints.source import CheckpointSource
-from merging.components import calibrators, strategies
 from merging.contracts.calibrator import Calibrator
-from merging.contracts.merger import MergeNotes, Merger
+from merging.contracts.merger import MergeNotes
 from merging.contracts.method import Progress
 from merging.data.heads import save_head
 from merging.data.task import CalibrationData, Task
 from merging.errors import CheckpointError, DataError, NumericalError, SpecError
-from merging.layerwise import Placed
+from merging.making import make_calibrators, make_merger
 from merging.opening import Opened
 from merging.preflight import not_finite, refuse_unless_allowed, weight_findings
 from merging.provenance import fingerprint, manifest, merge_facts, versions
 from merging.report.card import MethodUsed, Origin, model_card
+from merging.report.curve import Curve
 from merging.report.report import SURGERY_NOTE, Report, StageReport
 from merging.report.solver import ParameterFate, SolverRow
 from merging.report.stages import Stage
 from merging.scoring import Measured, measure
 from merging.spec import Component, PipelineSpec
-from merging.strategies.checkpoint import Checkpoint
 
 
 class Run:
@@ -49,21 +51,17 @@ class Run:
         *,
         device: str,
         progress: Progress,
+        curve: Curve | None = None,
     ) -> None:
+        """`curve`: the search that chose some of the spec's settings."""
+        self.curve = curve
         self.spec, self.opened, self.tasks, self.folder = spec, opened, dict(tasks), folder
         self.device, self.progress = choose_device(device), progress
         self.stages: list[StageReport] = []
         self.remarks: tuple[str, ...] = ()
         self.hashes: dict[str, dict[str, str]] = {}
-        self.merger: Merger = strategies.get(spec.merge.type)(spec.merge.settings, seed=spec.seed)
-        self.calibrators: list[Calibrator] = [
-            calibrators.get(one.type)(one.settings, seed=spec.seed) for one in spec.calibrate
-        ]
-        for method in (self.merger, *self.calibrators):
-            if isinstance(method, Placed):
-                method.device, method.work = self.device, folder.work
-        if isinstance(self.merger, Checkpoint):
-            self.merger.source = opened.merged
+        self.merger = make_merger(spec, opened, self.device, folder.work)
+        self.calibrators = make_calibrators(spec, self.device, folder.work)
 
     def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
         with self._stage("hash inputs"):
@@ -110,7 +108,8 @@ class Run:
             with self._stage("merge"):
                 sink = self._sink(target)
                 with self._inputs_blamed(), sink:
-                    notes = self.merger.merge(self.opened.models, data, sink, progress=self.progress)
+                    models = self.merger.layers.applied(self.opened.models)
+                    notes = self.merger.merge(models, data, sink, progress=self.progress)
                     self._describe(sink, "merged", facts, [(self.spec.merge, self.merger)], notes)
         return target
 
@@ -130,7 +129,7 @@ class Run:
                 final = number == len(self.calibrators) - 1
                 place = target if final else steps / str(number)
                 place.parent.mkdir(parents=True, exist_ok=True)
-                sink = self._sink(place)
+                sink = self._sink(place, delivered=final)
                 with self._inputs_blamed(), sink:
                     notes = calibrator.calibrate(
                         self._open(source), self.opened.models, data, sink, progress=self.progress
@@ -174,19 +173,32 @@ class Run:
                 remedy="Leave these experts out, or get them again.",
             ) from error
 
-    def _sink(self, target: Path) -> SafetensorsSink:
-        output = self.spec.output
+    def _sink(self, target: Path, *, delivered: bool = True) -> SafetensorsSink | LoraSink:
+        """`delivered`: it is one of the results, which are adapters if the spec says so."""
+        output, models = self.spec.output, self.opened.models
+        dtype = None if output.dtype == "base" else getattr(torch, output.dtype)
+        if output.form == "lora" and delivered:
+            return LoraSink(
+                target,
+                models.base,
+                outline_of(self.opened.base_folder),
+                rank=output.adapter_rank,
+                dtype=dtype,
+                experts=models.experts,
+                base_name=self.spec.base.model,
+                revision=self.opened.inputs["base"].revision,
+            )
         return SafetensorsSink(
             target,
-            self.opened.models.base,
-            dtype=None if output.dtype == "base" else getattr(torch, output.dtype),
+            models.base,
+            dtype=dtype,
             shard_size=output.shard_size,
             side_files_from=self.opened.base_folder if self.opened.base_folder.is_dir() else None,
         )
 
     def _describe(
         self,
-        sink: SafetensorsSink,
+        sink: SafetensorsSink | LoraSink,
         stage: str,
         facts: Mapping[str, Any],
         methods: list[tuple[Component, Any]],
@@ -201,7 +213,13 @@ class Run:
             hashes=self.hashes,
             device=self.device,
             calibration=self._calibration_facts(),
-            notes={**notes, "side_files": list(sink.copied.known), "not_copied": list(sink.copied.unknown)},
+            notes={
+                **notes,
+                **({"adapter": sink.summary()} if isinstance(sink, LoraSink) else {}),
+                "heads": self._kept_heads(),
+                "side_files": list(sink.copied.known),
+                "not_copied": list(sink.copied.unknown),
+            },
         )
         sink.add_file("manifest.json", json.dumps(about, indent=2, ensure_ascii=False, default=str))
         origins = {
@@ -209,8 +227,7 @@ class Run:
         }
         experts = {task: origins[f'expert "{task}"'] for task in self.opened.models.tasks}
         used = [
-            MethodUsed(one.type, method.summary(), method.paper, one.settings.model_dump(mode="json"))
-            for one, method in methods
+            MethodUsed(one.type, method.summary(), method.paper, _settings(one)) for one, method in methods
         ]
         changes = any(getattr(method, "changes_inference", False) for _, method in methods)
         sink.add_file(
@@ -220,10 +237,21 @@ class Run:
                 base=origins["base"],
                 experts=experts,
                 methods=used,
-                load=_how_to_load(self.opened),
+                load=_how_to_load(self.opened, adapter=isinstance(sink, LoraSink)),
                 inference_note=SURGERY_NOTE if changes else "",
             ),
         )
+
+    def _kept_heads(self) -> dict[str, dict[str, Any]]:
+        """Task -> the file of its head, and what is in it."""
+        found = {}
+        for name, task in self.tasks.items():
+            if task.head is not None:
+                shapes = {"weight": list(task.head.weight_CF.shape)}
+                if task.head.bias_C is not None:
+                    shapes["bias"] = list(task.head.bias_C.shape)
+                found[name] = {"file": f"heads/{name}.safetensors", **shapes}
+        return found
 
     def _save_heads(self) -> None:
         for name, task in self.tasks.items():
@@ -233,6 +261,8 @@ class Run:
                 self._place(scratch, f"heads/{name}.safetensors")
 
     def _open(self, path: Path) -> CheckpointSource:
+        if is_adapter(path):
+            return open_adapter(path, self.opened.models.base, outline_of(self.opened.base_folder), path.name)
         return open_checkpoint(path, path.name)
 
     def _data(self, method: Component) -> CalibrationData:
@@ -286,12 +316,14 @@ class Run:
     def _facts(self, until: str | None) -> str:
         tests = {name: task.test.fingerprint for name, task in self.tasks.items() if task.test is not None}
         steps = {"merged": self._merge_facts()} if until == "merge" else self._calibrate_facts()
-        seen = {
+        seen: dict[str, Any] = {
             "steps": steps,
             "tests": tests,
             "heads": self._heads(),
             "spec": self.spec.canonical()["tasks"],
         }
+        if self.curve is not None:
+            seen["curve"] = self.curve.model_dump(mode="json", exclude={"seconds"})
         return fingerprint(seen)
 
     def _finished(self, facts: str) -> Report | None:
@@ -307,13 +339,15 @@ class Run:
     def _report(self, results: Mapping[str, Path], measured: Measured, facts: str) -> Report:
         final = list(results.values())[-1]
         made = {name: read_manifest(path) or {} for name, path in results.items()}
+        adapters = {name: about.get("notes", {}).get("adapter") for name, about in made.items()}
+        losses = [loss_note(name, found) for name, found in adapters.items() if found is not None]
         notes = [note for task in self.tasks.values() for note in _notes(task)]
         changes = (
             any(calibrator.changes_inference for calibrator in self.calibrators) and "calibrated" in results
         )
         report = Report.of(
             tasks=measured.task_reports(self.tasks),
-            warnings=[*self.opened.notes, *self.remarks, *notes],
+            warnings=[*self.opened.notes, *self.remarks, *notes, *losses],
             spec=self.spec.model_dump(mode="json"),
             versions=versions(),
             seed=self.spec.seed,
@@ -326,6 +360,7 @@ class Run:
             solver=tuple(row for name in made for row in _solver_rows(made[name])),
             parameters=self._fates(made[final.name]),
             coefficients=made["merged"].get("notes", {}).get("coefficients", {}),
+            curve=self.curve,
             stages=tuple(self.stages),
             checkpoint=str(final),
             changes_inference=changes,
@@ -342,6 +377,8 @@ class Run:
             kept = name in self.opened.models.kept
             if name in solved:
                 fates[name] = ParameterFate(state="solved")
+            elif self.merger.layers.leaves_out(name) and not kept:
+                fates[name] = ParameterFate(state="copied", reason="left out in merge.layers")
             elif kept or not self.opened.models.base.spec(name).dtype.is_floating_point:
                 fates[name] = ParameterFate(state="copied", reason="a head" if kept else "not floating point")
             else:
@@ -388,6 +425,10 @@ def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> MergeNotes:
     return MergeNotes({**earlier, **later, "solved": solved, "left": left, "health": health})
 
 
+def _settings(component: Component) -> dict[str, Any]:
+    return {key: value for key, value in component.model_dump(mode="json").items() if key != "type"}
+
+
 def _solver_rows(about: Mapping[str, Any]) -> list[SolverRow]:
     health = about.get("notes", {}).get("health", {})
     stage = str(about.get("stage", ""))
@@ -398,13 +439,18 @@ def _solver_rows(about: Mapping[str, Any]) -> list[SolverRow]:
 
 
 def _notes(task: Task) -> tuple[str, ...]:
-    return tuple(
-        note for examples in (task.calibration, task.test) if examples is not None for note in examples.notes
-    )
+    splits = (task.calibration, task.validation, task.test)
+    return tuple(note for examples in splits if examples is not None for note in examples.notes)
 
 
-def _how_to_load(opened: Opened) -> str:
+def _how_to_load(opened: Opened, *, adapter: bool = False) -> str:
     backbone = opened.models.backbone
     names = list(getattr(backbone.config, "architectures", None) or ()) if backbone is not None else []
     name = str(names[0]) if names else "AutoModel"
+    if adapter:
+        return (
+            f"from peft import PeftModel\nfrom transformers import {name}\n\n"
+            f'base = {name}.from_pretrained("path/to/the/base")\n'
+            'model = PeftModel.from_pretrained(base, "path/to/this/folder")'
+        )
     return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("path/to/this/folder")'

@@ -1,10 +1,10 @@
 """Singular triplets of task vectors by way of the small Gram, and what TSV-M, ISO-C and ISO-CTS make of them.
 
-Everything is computed in float64. The Gram on the shorter side squares the singular values, which costs half of the
-digits: those down to about 1e-7 of the largest remain, and so does all that lies above rounding in float32 weights.
+Everything is computed in float64. The Gram on the shorter side squares the singular values, which costs half
+of the digits: those down to about 1e-7 of the largest remain, and so all above the rounding of float32.
 
-Shape letters: N experts, O outputs and I inputs of a weight; R the shorter of the two sides, L the longer one;
-K singular triplets.
+Shape letters: N experts, O outputs and I inputs of a weight; R the shorter of the two sides, L the longer
+one, C a chunk of it; K singular triplets.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def task_singular_vectors(deltas_NOI: Tensor, rank: int, *, cutoff: float) -> Te
 
 
 def common_and_specific(deltas_NOI: Tensor, fraction: float, *, cutoff: float) -> Tensor:
-    """ISO-CTS: leading triplets of the sum, and of what each task vector has outside their left space; isotropic."""
+    """ISO-CTS: leading triplets of the sum, and of each task vector outside their left space, in one size."""
     total_OI = weighted_sum(deltas_NOI)
     specific = specific_rank(min(total_OI.shape), len(deltas_NOI), fraction)
     common = leading_triplets(
@@ -73,22 +73,22 @@ def common_and_specific(deltas_NOI: Tensor, fraction: float, *, cutoff: float) -
         floor = cutoff * float(delta_OI.norm())  # below this, what the projection left over is rounding
         parts.append(leading_triplets(outside_OI, specific, cutoff=cutoff, floor=floor))
     values_K = torch.cat([part.values_K for part in parts])
-    mean = values_K.mean() if len(values_K) else 0.0
+    mean = float(values_K.mean()) if len(values_K) else 0.0
     flat = [part._replace(values_K=torch.full_like(part.values_K, mean)) for part in parts]
     return decorrelated(flat, cutoff=cutoff)
 
 
 def specific_rank(size: int, experts: int, fraction: float) -> int:
-    """How many of `size` triplets each task gets for itself, so that about `fraction` of them remain common."""
+    """How many of `size` triplets each task gets for itself, so that about `fraction` of them are common."""
     wanted = round((size - int(size * fraction)) / experts)
     return min(wanted, size // experts)  # rounding up must not leave a negative number of common ones
 
 
 def decorrelated(parts: Sequence[Triplets], *, cutoff: float) -> Tensor:
-    """U_perp diag(s) V_perp^T, U_perp and V_perp being the orthonormal matrices nearest to all left and right vectors.
+    """U_perp diag(s) V_perp^T: the orthonormal matrices nearest to all left and to all right vectors.
 
-    With G = U^T U, U_perp = U G^(-1/2). Of linearly dependent vectors, the directions that they lack are left out of
-    G^(-1/2): n copies of a vector then share its place, 1/sqrt(n) each.
+    With G = U^T U, U_perp = U G^(-1/2). Of linearly dependent vectors, the directions that they lack are left
+    out of G^(-1/2): n copies of a vector then share its place, 1/sqrt(n) each.
     """
     left_OK = torch.cat([part.left_OK for part in parts], dim=1)
     right_IK = torch.cat([part.right_IK for part in parts], dim=1)
@@ -108,20 +108,18 @@ def rounding_floor(deltas_NOI: Tensor) -> float:
 def _inverse_root(vectors_LK: Tensor, cutoff: float) -> Tensor:
     """(V^T V)^(-1/2) within the span of V; for more vectors than dimensions too."""
     squares_K, axes_KK = torch.linalg.eigh(_lower_gram(vectors_LK.T))
-    kept_K = squares_K > _squared(cutoff, len(squares_K)) * squares_K.max() if len(squares_K) else squares_K > 0
+    kept_K = squares_K > _squared(cutoff, len(squares_K)) * squares_K[-1:]
     axes_KK = axes_KK[:, kept_K]
     return (axes_KK * squares_K[kept_K].rsqrt()) @ axes_KK.T
 
 
-def _short_spectrum(
-    matrix_OI: Tensor, count: int, *, cutoff: float, floor: float
-) -> tuple[Tensor, Tensor]:
+def _short_spectrum(matrix_OI: Tensor, count: int, *, cutoff: float, floor: float) -> tuple[Tensor, Tensor]:
     """Leading singular values in falling order, and their vectors on the shorter side."""
     short_RL = matrix_OI if matrix_OI.shape[0] <= matrix_OI.shape[1] else matrix_OI.T
     squares_R, axes_RR = torch.linalg.eigh(_lower_gram(short_RL))
     squares_K, axes_RK = squares_R.flip(0)[:count], axes_RR.flip(1)[:, :count]
     least = max(floor**2, _squared(cutoff, len(squares_R)) * float(squares_R[-1]))
-    kept = int((squares_K > max(least, 0.0)).sum())
+    kept = int((squares_K > least).sum())
     return squares_K[:kept].sqrt(), axes_RK[:, :kept]
 
 

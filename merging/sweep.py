@@ -155,7 +155,29 @@ class Sweep:
         weights = _TokenWeights(
             self.backbone, self._batches[task][0], self.blocks[index], self.rule.reads_out
         )
-        return Layout(tuple(part for feed in layout.feeds for part in _split(feed, weights)), layout.norms)
+        feeds = tuple(
+            alike
+            for feed in layout.feeds
+            for part in _split(feed, weights)
+            for alike in self._split_by_rule(index, part)
+        )
+        return Layout(feeds, layout.norms)
+
+    def _split_by_rule(self, index: int, feed: Feed) -> list[Feed]:
+        """The feed in parts whose linears are solved with the same settings."""
+        parts: list[tuple[object, list[str]]] = []
+        for linear in feed.linears:
+            settings = getattr(self._rule_at(self.blocks[index], linear), "settings", None)
+            for theirs, linears in parts:
+                if theirs == settings:
+                    linears.append(linear)
+                    break
+            else:
+                parts.append((settings, [linear]))
+        return [feed._replace(linears=tuple(linears)) for _, linears in parts]
+
+    def _rule_at(self, block: Block, linear: str) -> LayerRule:
+        return self.rule.at(self.student.stored[f"{block.name}.{linear}.weight"])
 
     def _take(self, part: dict[str, Tensor], solved: dict[str, Tensor]) -> None:
         for name, tensor in part.items():
@@ -185,7 +207,7 @@ class Sweep:
             moments, norm_moments = self._measure(index, task, feeds, kinds, final)
             for feed, equations in systems.items():
                 weight_OD, bias_O = self._stacked(self.models.experts[task], block, feed)
-                self.rule.add(equations, weight_OD, moments[feed])
+                self._rule_at(block, feed.linears[0]).add(equations, weight_OD, moments[feed])
                 if self.rule.biases and bias_O is not None:
                     self.rule.add_bias(equations, weight_OD, bias_O, moments[feed])
             for name, norm in affine.items():
@@ -204,12 +226,13 @@ class Sweep:
         for name, tensor in found.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise NumericalError(f'the solution for "{name}" is not finite', remedy="Raise the ridge.")
-        return found
+        kept = self.models.kept
+        return {name: tensor for name, tensor in found.items() if self.student.stored[name] not in kept}
 
     def _solved_feed(self, block: Block, feed: Feed, equations: NormalEquations) -> dict[str, Tensor]:
         merged_OD, merged_O = self._stacked(self.source, block, feed)
         base_OD, base_O = self._stacked(self.models.base, block, feed)
-        weight_OD = self.rule.solve(equations, merged_OD, base_OD)
+        weight_OD = self._rule_at(block, feed.linears[0]).solve(equations, merged_OD, base_OD)
         if equations.health is not None:
             self.notes.health[f"{block.name}.{feed.linears[0]}"] = equations.health
         bias_O = None

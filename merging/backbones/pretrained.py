@@ -128,11 +128,24 @@ class TransformersBackbone(Backbone):
         if pooled is not None:
             return pooled
         hidden = getattr(output, "last_hidden_state", None)
+        logits = getattr(output, "logits", None)
+        if hidden is None and logits is not None and logits.ndim == 3:
+            return _last(logits, batch.get(self._mask("decoder", "")))
         if hidden is None:
             raise DataError(
                 f"{self.architecture()} gives neither pooled features nor hidden states for heads to read"
             )
         return hidden[:, 0]
+
+
+def _last(x_BTV: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Each example's last token that is no padding: what a language model says next (B V)."""
+    if mask_BT is None or tuple(mask_BT.shape) != tuple(x_BTV.shape[:2]):
+        return x_BTV[:, -1]
+    length = mask_BT.shape[1]
+    last_B = length - 1 - mask_BT.flip(1).argmax(dim=1)
+    rows = mask_BT.new_tensor(range(len(mask_BT)))
+    return x_BTV[rows, last_B]
 
 
 def _spread(mask_BT: Tensor, tokens: tuple[int, ...], where: str) -> Tensor:

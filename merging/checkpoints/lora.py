@@ -81,10 +81,12 @@ class LoraSource(CheckpointSource):
         model: nn.Module | None = None,
         label: str = "adapter",
     ) -> None:
-        """`tensors`: what the adapter's file holds, under its names. Raises CheckpointError for any misfit."""
+        """`tensors`: what the adapter's file holds, under its names. Raises CheckpointError for misfits."""
         self.label, self.files = label, tensors.files
         self._base, self._tensors = base, tensors
-        self._changes, self._whole, notes = placed(base, tensors, sorted_keys(tensors.names(), label), config, model)
+        self._changes, self._whole, notes = placed(
+            base, tensors, sorted_keys(tensors.names(), label), config, model
+        )
         self.notes = (*tensors.notes, *notes)
         self._stored = frozenset(base.names())
         self._latest: tuple[str, LowRank] | None = None
@@ -114,7 +116,7 @@ class LoraSource(CheckpointSource):
         return start.double() + self._factors(name, change).product(rows).view(start.shape)
 
     def factors(self, name: str) -> LowRank | None:
-        """What the adapter adds, exactly: rank 0 where it changes nothing, None where it does more than add."""
+        """What the adapter adds, exactly: rank 0 where nothing changes, None where it does more than add."""
         change = self._changes.get(name)
         if name in self._whole:
             kept = name in self._stored and self._same_as_base(name)
@@ -163,7 +165,7 @@ class LoraSource(CheckpointSource):
 
 
 def _other_base(named: str | None, base: str, folder: Path | None, label: str) -> str:
-    """A note where the adapter names another base than the one given. Copies of a hub's model keep its last name."""
+    """A note where the adapter names another base. Copies of a hub's model keep its last name."""
     if not named or not base or named == base:
         return ""
     known = Path(named).exists()

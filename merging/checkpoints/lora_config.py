@@ -1,4 +1,4 @@
-"""adapter_config.json: what a PEFT adapter does to its base, and refusals of what is more than plain LoRA or DoRA."""
+"""adapter_config.json: what a PEFT adapter does to its base; what is more than LoRA or DoRA is refused."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from merging.errors import CheckpointError, Problem
 
 CONFIG = "adapter_config.json"
 FOLD = (
-    "Fold it into its base with PEFT first (PeftModel.from_pretrained(base, adapter).merge_and_unload(), then "
-    'save_pretrained), and give the result as "model".'
+    "Fold it into its base with PEFT first (PeftModel.from_pretrained(base, adapter).merge_and_unload(), "
+    'then save_pretrained), and give the result as "model".'
 )
 
 _REFUSED = {
@@ -108,7 +108,8 @@ def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> 
     kind = found.get("peft_type", "LORA")
     if kind != "LORA":
         raise CheckpointError(
-            f'{label} is a {kind} adapter ("peft_type" in {file}); LoRA is read, other kinds are not', remedy=FOLD
+            f'{label} is a {kind} adapter ("peft_type" in {file}); LoRA is read, other kinds are not',
+            remedy=FOLD,
         )
     problems = [Problem(f"{label}: {field}", what) for field, what in _unreadable(found)]
     if problems:
@@ -127,10 +128,12 @@ def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> 
 
 def _unreadable(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(field, what it means) of all that would make the tensors mean something else."""
-    unreadable = [(field, f"{what}; this is not read") for field, what in _REFUSED.items() if found.get(field)]
+    unreadable = [
+        (field, f"{what}; this is not read") for field, what in _REFUSED.items() if found.get(field)
+    ]
     start = found.get("init_lora_weights", True)
     if start not in _STARTS_FROM_THE_BASE:
-        what = f'"{start}" takes a part of the base into the adapter, whose base is then no longer the model given'
+        what = f'"{start}" takes a part of the base into the adapter: its base is not the model given'
         unreadable.append(("init_lora_weights", what))
     known = {*_REFUSED, *_WITHOUT_EFFECT, *LoraConfig.model_fields}
     unknown = sorted(field for field, value in found.items() if value and field not in known)

@@ -1,4 +1,4 @@
-"""Names in an adapter's file: which tensors are factors of which module, and which stand for a whole tensor."""
+"""Names in an adapter's file: which tensors are factors of which module, which replace a whole tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass
 class Keys:
-    """`targets` by module, `whole`: tensor of the model -> name in the file of the tensor that replaces it."""
+    """`targets` by module; `whole`: tensor of the model -> name in the file of what replaces it."""
 
     targets: dict[str, Target] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)

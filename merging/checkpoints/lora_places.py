@@ -14,6 +14,8 @@ from merging.checkpoints.names import NameMap, module_names, tie_group
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError, Problem
 
+_UNTIE = "Untie the base (tie_word_embeddings: false, both tensors stored)"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -102,12 +104,14 @@ class _Places:
     def module(self, name: str) -> nn.Module | None:
         """The module that owns a tensor of the base."""
         place = self._base.renamed.get(name)
-        return None if self.model is None or place is None else self.model.get_submodule(place.rpartition(".")[0])
+        return (
+            None
+            if self.model is None or place is None
+            else self.model.get_submodule(place.rpartition(".")[0])
+        )
 
 
-def _refuse_lost(
-    lost: list[Target], keys: Keys, base: CheckpointSource, label: str, places: _Places
-) -> None:
+def _refuse_lost(lost: list[Target], keys: Keys, base: CheckpointSource, label: str, places: _Places) -> None:
     if not lost:
         return
     shared = [target for target in lost if places.ties(f"{target.module}.weight")]
@@ -115,7 +119,7 @@ def _refuse_lost(
         other = places.ties(f"{shared[0].module}.weight")[0]
         raise CheckpointError(
             f'{label} adapts "{shared[0].module}", which the base ties to "{other}" and does not store',
-            remedy="Untie the base (tie_word_embeddings: false, both tensors stored), and fold the adapter into that.",
+            remedy=f"{_UNTIE}, and fold the adapter into that.",
         )
     total = sum(len(target.keys) for target in keys.targets.values())
     found = total - sum(len(target.keys) for target in lost)
@@ -137,9 +141,8 @@ def _refuse_untied(keys: Keys, label: str, places: _Places) -> None:
         others = [other for other in places.ties(name) if other not in saved]
         if others:
             raise CheckpointError(
-                f'{label} replaces "{name}" alone, which the base ties to "{others[0]}": its model is not tied',
-                remedy="Untie the base (tie_word_embeddings: false, both tensors stored), or fold the adapter "
-                "with PEFT.",
+                f'{label} replaces "{name}" alone, which the base ties to "{others[0]}"; its model is untied',
+                remedy=f"{_UNTIE}, or fold the adapter with PEFT.",
             )
 
 
@@ -215,7 +218,7 @@ def _notes(target: Target, name: str, label: str, places: _Places) -> list[str]:
         )
     if target.times > 1:
         notes.append(
-            f"{label}: the change of {target.module} counts twice, as in PEFT's own forward and merge of fused attention"
+            f"{label}: the change of {target.module} counts twice, as in PEFT's own forward and merge"
         )
     return notes
 

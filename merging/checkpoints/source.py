@@ -60,7 +60,7 @@ class CheckpointSource(ABC):
         return None
 
     def factors(self, name: str) -> LowRank | None:
-        """For an adapter on a base: what it adds to the base's tensor, exactly; None where that is not known."""
+        """For an adapter on a base: what it adds to the base's tensor, exactly; None where not known."""
         return None
 
 

@@ -44,6 +44,10 @@ class LayerRule(ABC):
     @abstractmethod
     def chain(self) -> Chain: ...
 
+    def at(self, name: str) -> LayerRule:
+        """The rule for the linear whose weight the checkpoint calls so: itself, unless settings differ."""
+        return self
+
     @abstractmethod
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
         """Fold one task into the equations of a feed, given the expert's weight."""

@@ -6,11 +6,13 @@ Shape letters: N experts, S the shape of the parameter (or of a block of its row
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from merging.contracts.method import Method, Progress, silent
 from merging.errors import MergingError, Problem, RuleError, SpecError
+from merging.layer_settings import LayerSettings, merged_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 class Merger(Method, ABC):
     """Base and experts in, one model out, written tensor by tensor."""
 
+    by_layer: ClassVar[frozenset[str] | None] = frozenset()  # settings that may differ by tensor; None: all
+    layers: LayerSettings = LayerSettings()  # how they differ; whoever runs the merge sets it before
+
     @abstractmethod
     def merge(
         self,
@@ -34,6 +39,10 @@ class Merger(Method, ABC):
         progress: Progress = silent,
     ) -> MergeNotes:
         """Write every tensor of the base, merged, to `sink` (which the caller opens and closes)."""
+
+    def settings_for(self, name: str) -> Any:
+        """The settings for one tensor of the checkpoint."""
+        return self.layers.settings_for(name, self.settings)
 
     @classmethod
     def coefficients(cls, settings: Any, weights: Mapping[str, float]) -> dict[str, float] | None:
@@ -60,6 +69,7 @@ class TensorMerger(Merger):
     """
 
     needs = frozenset({"base"})
+    by_layer = None
     precision: ClassVar[Literal["float32", "float64"]] = "float32"
     differences: ClassVar[bool] = True  # False: `deltas_NS` are the experts' weights, not their task vectors;
     # and if "base" is not in `needs`, `base_S` has a shape and no data
@@ -99,6 +109,38 @@ class TensorMerger(Merger):
         *,
         progress: Progress = silent,
     ) -> MergeNotes:
+        rules = self._rules(merged_names(models))
+        for rule in dict.fromkeys(rules.values()):
+            rule._look_at(models, progress)
+        total = sum(models.base.spec(name).bytes for name in models.base.names())
+        done = 0
+        for name in models.base.names():
+            if name in rules:
+                for rows, base_S, deltas_NS in rules[name].vectors.blocks(name):
+                    sink.write(name, rules[name]._combined(name, base_S, deltas_NS), rows)
+            else:
+                sink.write(name, models.base.read(name))
+            done += models.base.spec(name).bytes
+            progress("merge", done, total)
+        return MergeNotes()
+
+    def _rules(self, names: Iterable[str]) -> dict[str, TensorMerger]:
+        """Tensor -> the rule that merges it: this one, or a copy of it with the tensor's own settings.
+
+        Each of them looks at the whole model, as if all of it were merged with its settings.
+        """
+        rules, known = {}, [self]
+        for name in names:
+            settings = self.settings_for(name)
+            rule = next((one for one in known if one.settings == settings), None)
+            if rule is None:
+                rule = copy(self)
+                rule.settings = settings
+                known.append(rule)
+            rules[name] = rule
+        return rules
+
+    def _look_at(self, models: Models, progress: Progress) -> None:
         import torch
 
         from merging.contracts.vectors import TaskVectors
@@ -117,17 +159,6 @@ class TensorMerger(Merger):
         self.vectors, self.experts = vectors, vectors.experts
         self.weights_N = torch.tensor([models.weights[task] for task in self.experts], dtype=vectors.dtype)
         self.prepare(vectors)
-        total = sum(models.base.spec(name).bytes for name in models.base.names())
-        done = 0
-        for name in models.base.names():
-            if name in vectors.names:
-                for rows, base_S, deltas_NS in vectors.blocks(name):
-                    sink.write(name, self._combined(name, base_S, deltas_NS), rows)
-            else:
-                sink.write(name, models.base.read(name))
-            done += models.base.spec(name).bytes
-            progress("merge", done, total)
-        return MergeNotes()
 
     def _combined(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.backbone import Backbone
@@ -21,6 +21,10 @@ class Models:
         None  # None: tensors without a known architecture, enough for tensor-wise rules
     )
     kept: frozenset[str] = field(default_factory=frozenset)
+
+    def weighed(self, weights: Mapping[str, float]) -> Models:
+        """The same models with other weights."""
+        return replace(self, weights=weights)
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merging.data.task import Head, LinearHead, Task
+from merging.data.task import Examples, Head, LinearHead, Task
 from merging.data.tensor_file import open_tensor_file
 from merging.errors import DataError, Problem
 
@@ -69,10 +69,15 @@ def refuse_misfit(task: str, head: Head, features: int) -> None:
 
 
 def label_problems(task: Task) -> list[Problem]:
-    """Test labels which the task's head has no class for; empty if there are none, or nothing to compare."""
-    if task.test is None or task.test.labels is None or task.head is None:
+    """Labels which the task's head has no class for; empty if there are none, or nothing to compare."""
+    splits = {"validation": task.validation, "test": task.test}
+    return [problem for split, examples in splits.items() for problem in _outside(task, split, examples)]
+
+
+def _outside(task: Task, split: str, examples: Examples | None) -> list[Problem]:
+    if examples is None or examples.labels is None or task.head is None:
         return []
-    labels, classes = task.test.labels, task.head.weight_CF.shape[0]
+    labels, classes = examples.labels, task.head.weight_CF.shape[0]
     outside = int(((labels < 0) | (labels >= classes)).sum())
     if not outside:
         return []
@@ -80,7 +85,7 @@ def label_problems(task: Task) -> list[Problem]:
     return [
         Problem(
             f'task "{task.name}"',
-            f"{outside} of {len(labels)} test examples have no class in the head: {found}",
+            f"{outside} of {len(labels)} {split} examples have no class in the head: {found}",
             "Use the head that was trained on these classes, in this order.",
         )
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from merging.errors import DataError
 
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from merging.data.task import Examples
 
 
+Purpose: TypeAlias = Literal["calibration", "validation", "test"]
+
+
 def open_examples(
     spec: TensorsData | ImagesData,
     *,
     task: str,
-    purpose: Literal["calibration", "test"],
+    purpose: Purpose,
     base_folder: Path | None,
     seed: int,
 ) -> Examples:
@@ -27,7 +30,7 @@ def open_examples(
     """
     where = f'task "{task}": {purpose} data'
     examples = _opened(spec, where, task, base_folder, seed)
-    if purpose == "test":
+    if purpose != "calibration":
         _check_labels(examples, where)
     examples.notes += _remarks(examples, where)
     return examples

@@ -62,6 +62,9 @@ class TaskSpec(Settings):
     calibration: DataSpec | None = Field(
         default=None, description="Unlabelled examples for methods that need data."
     )
+    validation: DataSpec | None = Field(
+        default=None, description="Labelled examples to choose settings on; never those of the test."
+    )
     test: DataSpec | None = Field(default=None, description="Labelled examples to measure on.")
     head: HeadSpec | None = Field(
         default=None, description="What turns features into scores; the expert's own classifier if not given."

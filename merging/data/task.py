@@ -106,11 +106,12 @@ class LinearHead:
 
 @dataclass(frozen=True)
 class Task:
-    """What is known about one task: examples to calibrate on, examples to test on, and its head."""
+    """What is known about one task: examples to calibrate on, to choose on and to test on, and its head."""
 
     name: str
     calibration: Examples | None = None
     test: Examples | None = None
     head: LinearHead | None = None
     metric: str = "accuracy"
+    validation: Examples | None = None
     notes: tuple[str, ...] = field(default=())

@@ -5,7 +5,7 @@ Shape letters: B examples, C channels, H and W height and width, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,16 +47,10 @@ def features(model: Dinov2Model, images_BCHW: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def features_of_all(
-    model: Dinov2Model, pixels_BHWC: np.ndarray, report: Callable[[int, int], None]
-) -> Tensor:
+def features_of_all(model: Dinov2Model, pixels_BHWC: np.ndarray) -> Tensor:
     """B F, for any number of pictures in bytes."""
-    found = []
-    for start in range(0, len(pixels_BHWC), _BATCH):
-        report(start, len(pixels_BHWC))
-        found.append(features(model, unit_scale(pixels_BHWC[start : start + _BATCH])))
-    report(len(pixels_BHWC), len(pixels_BHWC))
-    return torch.cat(found)
+    starts = range(0, len(pixels_BHWC), _BATCH)
+    return torch.cat([features(model, unit_scale(pixels_BHWC[start : start + _BATCH])) for start in starts])
 
 
 def unit_scale(pixels_BHWC: np.ndarray) -> Tensor:

@@ -8,7 +8,6 @@ Shape letters: B examples, C classes, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,11 +21,9 @@ TEMPERATURE = 30.0
 """Logit of a feature that points exactly at its class."""
 
 
-def head_of(
-    base: Path, pictures: Pictures, classes: int, report: Callable[[int, int], None]
-) -> dict[str, Tensor]:
+def head_of(base: Path, pictures: Pictures, classes: int) -> dict[str, Tensor]:
     """The head of a task, from the base's features of its training pictures."""
-    features_BF = features_of_all(open_model(base), pictures.pixels, report)
+    features_BF = features_of_all(open_model(base), pictures.pixels)
     return prototype_head(features_BF, torch.from_numpy(pictures.labels), classes)
 
 

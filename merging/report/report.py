@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from merging.errors import DataError
+from merging.report.curve import Curve
 from merging.report.drift import DriftReport
 from merging.report.entry import Entry
 from merging.report.findings import findings
@@ -51,6 +52,7 @@ class Report(Entry):
     coefficients: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="Tensor -> expert -> its coefficient, where the rule learned them."
     )
+    curve: Curve | None = Field(default=None, description="The search that chose some of the settings.")
     stages: tuple[StageReport, ...] = ()
     warnings: tuple[str, ...] = ()
     checkpoint: str = Field(default="", description="The final checkpoint.")
@@ -66,6 +68,12 @@ class Report(Entry):
             fields.setdefault("inference_note", SURGERY_NOTE)
         report = cls(tasks=dict(tasks), means=means(tasks.values()), **fields)
         found = findings(report.tasks, report.solver, report.experts)
+        if report.curve is not None:
+            found += tuple(
+                f"the best {path} is the smallest or largest value tried, {report.curve.best[path]}: a wider "
+                "sweep may find a better one."
+                for path in report.curve.at_an_end
+            )
         return report.model_copy(update={"warnings": tuple(dict.fromkeys([*warnings, *found]))})
 
     def write(self, path: Path) -> None:

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable
 
+from merging.report.curve import curve_lines, curve_markdown
 from merging.report.escaping import escaped
 from merging.report.report import Report
 from merging.report.scores import AVERAGING, FourScores
@@ -26,7 +27,13 @@ _COLUMNS: tuple[tuple[str, str, Callable[[FourScores, FourScores, float | None],
 
 def render(report: Report) -> str:
     """Scores, then a line each on drift, solves, parameters and cost, then what to beware of."""
-    blocks = [_score_table(report), "\n".join(_wrapped(line) for line in summary_lines(report))]
+    blocks = [
+        ""
+        if report.curve is None
+        else "\n".join(_wrapped(line) for line in curve_lines(report.curve, WIDTH)),
+        _score_table(report),
+        "\n".join(_wrapped(line) for line in summary_lines(report)),
+    ]
     notes = [f"warning: {one}" for one in report.warnings]
     if report.inference_note:
         notes.append(f"note: {report.inference_note}")
@@ -47,6 +54,8 @@ def markdown(report: Report) -> str:
         lines = [["task", *heads, "tests"], ["---", *["---:"] * (len(heads) + 1)], *body]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         parts.append(f"In percent; {AVERAGING}.")
+    if report.curve is not None:
+        parts.append(f"{curve_markdown(report.curve)}\n\nSettings were chosen by {report.curve.meaning}.")
     for line in (*summary_lines(report), *(f"Warning: {one}" for one in report.warnings)):
         parts.append(escaped(line))
     if report.inference_note:

@@ -6,13 +6,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializationInfo, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializationInfo,
+    WithJsonSchema,
+    model_serializer,
+)
 
 from merging.components import backbones, calibrators, strategies
 from merging.errors import MergingError, SpecError
+from merging.layer_settings import LayerEntry, changed
 from merging.registry import did_you_mean
 from merging.settings import Settings
 from merging.spec.findings import Findings
+from merging.spec.layers import read_layers
 from merging.spec.paths import Paths
 from merging.spec.text import plain
 from merging.spec.wording import described, join, shortened
@@ -33,10 +42,19 @@ class Component(BaseModel):
 
     type: str
     settings: Settings = Settings()
+    layers: tuple[LayerEntry, ...] = ()  # where they differ; of merge rules only
+
+    def all_settings(self) -> tuple[Settings, ...]:
+        """The settings, and those of each entry of `layers`."""
+        return (
+            self.settings,
+            *(changed(self.settings, one.changes) for one in self.layers if one.changes),
+        )
 
     @model_serializer
     def _flat(self, info: SerializationInfo) -> dict[str, Any]:
-        return {"type": self.type, **self.settings.model_dump(mode=info.mode)}
+        layers = {"layers": [entry.model_dump() for entry in self.layers]} if self.layers else {}
+        return {"type": self.type, **self.settings.model_dump(mode=info.mode), **layers}
 
 
 class AutoSettings(Settings):
@@ -67,15 +85,26 @@ def settings_class(kind: Kind, name: str) -> type[Settings]:
     found = getattr(find_class(kind, name), "Settings", None)
     if not (isinstance(found, type) and issubclass(found, Settings)):
         raise SpecError(f'"{name}": its class Settings must derive from merging.Settings')
+    if taken := {"type", "layers"} & found.model_fields.keys():
+        raise SpecError(
+            f'"{name}": a setting cannot be called "{min(taken)}", which has a meaning of its own'
+        )
     return found
 
 
 def read_component(
-    kind: Kind, value: object, where: str, findings: Findings, paths: Paths | None = None
+    kind: Kind,
+    value: object,
+    where: str,
+    findings: Findings,
+    paths: Paths | None = None,
+    *,
+    inner: bool = False,
 ) -> Component | None:
     """The component, or None after findings. With `paths`, its models and paths are resolved.
 
     A setting called `model` is a folder or hub id, one of type Path lies relative to the spec's folder.
+    `inner`: it is itself a setting of another component, whose `layers` are for both.
     """
     value = {"type": value} if isinstance(value, str) else value
     if not isinstance(value, dict):
@@ -94,11 +123,25 @@ def read_component(
             remedy = did_you_mean(name, [AUTO, *backbones.names()])
         findings.add(join(where, "type"), error.message, remedy)
         return None
-    findings.keys(where, model, "type")
-    settings = findings.read(model, {key: item for key, item in value.items() if key != "type"}, where)
-    if settings is None:
+    apart = ("layers", "type") if kind == "strategies" and not inner else ("type",)
+    findings.keys(where, model, *apart)
+    inside = {
+        key: read_component("strategies", value[key], join(where, key), findings, paths, inner=True)
+        for key, field in model.model_fields.items()
+        if field.annotation is Component and key in value
+    }
+    given = {key: item for key, item in value.items() if key not in apart and key not in inside}
+    settings = findings.read(model, given, where)
+    if settings is None or None in inside.values():
         return None
-    return Component(type=name, settings=_resolved(settings, where, paths) if paths else settings)
+    settings = settings.model_copy(update=inside)
+    layers: tuple[LayerEntry, ...] | None = ()
+    if "layers" in apart and value.get("layers") is not None:
+        layers = read_layers(value["layers"], find_class(kind, name), model, given, where, findings)
+    if layers is None:
+        return None
+    settings = _resolved(settings, where, paths) if paths else settings
+    return Component(type=name, settings=settings, layers=layers)
 
 
 def _resolved(settings: Settings, where: str, paths: Paths) -> Settings:
@@ -130,6 +173,18 @@ def _listed(value: object) -> object:
 
 
 Strategy: TypeAlias = Annotated[Component, BeforeValidator(partial(_coerced, "strategies"))]
+InnerRule: TypeAlias = Annotated[
+    Strategy,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]},
+            ]
+        }
+    ),
+]
+"""A setting that is itself a strategy: its name, or an object with its settings."""
 BackboneChoice: TypeAlias = Annotated[Component, BeforeValidator(partial(_coerced, "backbones"))]
 Calibrators: TypeAlias = Annotated[
     tuple[Annotated[Component, BeforeValidator(partial(_coerced, "calibrators"))], ...],

@@ -49,6 +49,9 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def add(self, where: str, what: str, remedy: str = "") -> None:
         self._found.append(Problem(where, what, remedy))
 

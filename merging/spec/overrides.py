@@ -21,7 +21,7 @@ def overridden(raw: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     for text in sets:
         try:
             steps, value = parse_set(text)
-            _put_(raw, steps, value)
+            put_(raw, steps, value)
         except ValueError as error:
             problems.append(Problem(f"--set {text}", str(error)))
     if problems:
@@ -41,7 +41,8 @@ def parse_set(text: str) -> tuple[list[str], Any]:
         return steps, match[2]
 
 
-def _put_(raw: dict[str, Any], steps: Sequence[str], value: object) -> None:
+def put_(raw: dict[str, Any], steps: Sequence[str], value: object) -> None:
+    """Set one value inside `raw`. Raises ValueError where the path leads into a plain value."""
     target: Any = raw
     for depth, step in enumerate(steps):
         last = depth == len(steps) - 1

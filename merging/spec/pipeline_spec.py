@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -133,6 +133,27 @@ class OutputSpec(Settings):
         description='Largest weight file: bytes, or a size such as "5GB" or "2GiB"; if not given, tensors '
         "are spread over files as in the base.",
     )
+    form: Literal["model", "lora"] = Field(
+        default="model", description="Whole checkpoints, or PEFT adapters on the base."
+    )
+    rank: Annotated[int, Field(gt=0)] | Literal["exact"] | None = Field(
+        default=None,
+        description='Rank of an adapter\'s factors, 16 if not given; "exact": the rank which the change has, '
+        "if that is low.",
+    )
+
+    @model_validator(mode="after")
+    def _of_one_form(self) -> OutputSpec:
+        if self.form == "model" and self.rank is not None:
+            refuse('"rank" is for adapters', 'Add "form": "lora", or leave it out.')
+        if self.form == "lora" and self.shard_size is not None:
+            refuse("an adapter is one file", 'Leave "shard_size" out.')
+        return self
+
+    @property
+    def adapter_rank(self) -> int | Literal["exact"]:
+        """The rank, for the form `lora`."""
+        return 16 if self.rank is None else self.rank
 
 
 class PipelineSpec(Settings):

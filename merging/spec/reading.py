@@ -157,6 +157,7 @@ class _Reading:
             return None
         parts = {
             "calibration": self._variant(DATA_TYPES, value.get("calibration"), join(where, "calibration")),
+            "validation": self._variant(DATA_TYPES, value.get("validation"), join(where, "validation")),
             "test": self._variant(DATA_TYPES, value.get("test"), join(where, "test")),
             "head": self._variant(HEAD_TYPES, value.get("head"), join(where, "head")),
         }

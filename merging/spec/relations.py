@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from merging.data.spec import TaskSpec
+from merging.layer_settings import changed
 from merging.registry import did_you_mean
 from merging.spec.component import Component, find_class
 from merging.spec.findings import Findings
@@ -120,12 +121,20 @@ def _check_weights(
                 what = f'found {weight:g}, but strategy "{merge.type}" does not weigh experts'
                 findings.add(join("experts", name, "weight"), what, "Leave it out.")
         weights = dict.fromkeys(weights, 1.0)
-    try:
-        problems = rule.check(merge.settings, weights) if weights else []
-    except Exception as error:  # a plug-in's own code
-        problems = [f'strategy "{merge.type}" failed to check them: {type(error).__name__}: {error}']
-    for problem in problems:
-        findings.add("merge", problem)
+    settings = {"merge": merge.settings}
+    for number, entry in enumerate(merge.layers):
+        if entry.changes:
+            settings[f"merge.layers[{number}]"] = changed(merge.settings, entry.changes)
+    told: set[str] = set()
+    for where, one in settings.items() if weights else ():
+        try:
+            problems = rule.check(one, weights)
+        except Exception as error:  # a plug-in's own code
+            problems = [f'strategy "{merge.type}" failed to check them: {type(error).__name__}: {error}']
+        for problem in problems:
+            if problem not in told:
+                findings.add(where, problem)
+        told.update(problems)
 
 
 def _check_output(

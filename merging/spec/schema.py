@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from merging.components import backbones, calibrators, strategies
 from merging.data.spec import DATA_TYPES, HEAD_TYPES, TaskSpec
 from merging.errors import SpecError
+from merging.layer_settings import LayerEntry
 from merging.spec.component import AUTO, Kind, find_class, settings_class
 from merging.spec.pipeline_spec import DTYPES, ExpertRef, ModelRef, OutputSpec, PipelineSpec
 
@@ -25,7 +26,7 @@ def schema() -> dict[str, Any]:
     task = _section(TaskSpec)
     data = {"oneOf": [_variant(kind) for kind in DATA_TYPES.values()]}
     head = {"oneOf": [_variant(kind) for kind in HEAD_TYPES.values()]}
-    for key, form in (("calibration", data), ("test", data), ("head", head)):
+    for key, form in (("calibration", data), ("validation", data), ("test", data), ("head", head)):
         task["properties"][key] = _described(form, TaskSpec, key)
     output = _section(OutputSpec)
     output["properties"]["shard_size"] = {
@@ -33,6 +34,8 @@ def schema() -> dict[str, Any]:
         "type": ["integer", "string"],
     }
     output["properties"]["dtype"]["enum"] = list(DTYPES)
+    rank = {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"const": "exact"}]}
+    output["properties"]["rank"] = _described(rank, OutputSpec, "rank")
     merge = _methods("strategies", strategies.names(), definitions)
     calibrator = _methods("calibrators", calibrators.names(), definitions)
     sections = {
@@ -71,10 +74,23 @@ def _methods(kind: Kind, names: tuple[str, ...], definitions: dict[str, Any]) ->
         form = _object(settings, definitions, f"{kind}.{name}")
         form["properties"] = {"type": {"const": name}, **form["properties"]}
         form["required"] = ["type", *form.get("required", [])]
+        if kind == "strategies":
+            form["properties"]["layers"] = _layers(form["properties"], find_class(kind, name).by_layer)
         objects.append({"title": name, "description": about, **form})
         if form["required"] == ["type"]:
             alone.append(name)
     return {"oneOf": [*objects, {"enum": alone}]} if alone else {"oneOf": objects}
+
+
+def _layers(settings: dict[str, Any], by_layer: frozenset[str] | None) -> dict[str, Any]:
+    """Entries of `layers`: a pattern, and those settings of the rule that may differ by tensor."""
+    entry = _section(LayerEntry)
+    del entry["properties"]["changes"]
+    for key, form in settings.items():
+        if key not in entry["properties"] and key != "type" and (by_layer is None or key in by_layer):
+            entry["properties"][key] = {word: item for word, item in form.items() if word != "default"}
+    entry["required"] = ["match"]
+    return {"description": "Where settings differ; later entries win.", "type": "array", "items": entry}
 
 
 def _object(model: type[BaseModel], definitions: dict[str, Any], prefix: str) -> dict[str, Any]:

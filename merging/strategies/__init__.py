@@ -22,5 +22,7 @@ BUILTIN = {
     "iso_cts": "merging.strategies.iso_cts:IsoCts",
     "wudi": "merging.strategies.wudi:Wudi",
     "lot": "merging.strategies.lot:Lot",
+    "knots": "merging.strategies.knots:Knots",
+    "core_space": "merging.strategies.core_space:CoreSpace",
     "checkpoint": "merging.strategies.checkpoint:Checkpoint",
 }

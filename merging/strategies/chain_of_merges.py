@@ -29,6 +29,7 @@ class ChainOfMerges(LayerwiseMerger):
     its three parts this is RegMean."""
 
     paper = "arXiv:2508.21421"
+    by_layer = frozenset({"shrink", "ridge"})
 
     class Settings(BaseSettings):
         chain: Literal["feed", "block", "none"] = Field(

@@ -22,14 +22,15 @@ class IsoC(MatrixMerger):
     """
 
     paper = "arXiv:2502.04959"
-    memory = "the largest tensor of the base and of each expert in float32, and three of it in float64"
+    memory = "the largest tensor of the base and of each expert in float32, and four of it in float64"
 
     class Settings(MatrixMerger.Settings):
         cutoff: float = Field(
             1e-6,
             ge=0,
             lt=1,
-            description="Singular values up to this share of the largest count as zero: they stay zero, and out of the mean.",
+            description="Singular values up to this share of the largest count as zero: they stay zero, "
+            "and out of the mean.",
         )
 
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:

@@ -16,25 +16,29 @@ if TYPE_CHECKING:
 
 
 class IsoCts(MatrixMerger):
-    """Join the leading directions of the summed task vectors with leading directions of each task, all of equal size.
+    """Join leading directions of the summed task vectors with leading directions of each, all of one size.
 
-    U_c: left vectors of the c leading triplets of sum_i T_i; of each (I - U_c U_c^T) T_i the (min(out, in) - c) / N
-    leading triplets. All vectors are made orthonormal, all singular values their mean s; W = W_0 + scale * s U V^T.
-    Marczak et al., 2025.
+    U_c: left vectors of the c leading triplets of sum_i T_i; of each (I - U_c U_c^T) T_i the leading
+    (min(out, in) - c) / N triplets. All vectors are made orthonormal, all singular values their mean s;
+    W = W_0 + scale * s U V^T. Marczak et al., 2025.
     """
 
     paper = "arXiv:2502.04959"
-    memory = "the largest tensor of the base and of each expert in float32, and four of it in float64"
+    memory = "the largest tensor of the base and of each expert in float32, and six of it in float64"
 
     class Settings(MatrixMerger.Settings):
         common: float = Field(
-            0.8, ge=0, le=1, description="Share of the directions that come from the sum (common_space_fraction)."
+            0.8,
+            ge=0,
+            le=1,
+            description="Share of the directions that come from the sum (common_space_fraction).",
         )
         cutoff: float = Field(
             1e-6,
             ge=0,
             lt=1,
-            description="Singular values up to this share of the largest count as zero, and their vectors are dropped.",
+            description="Singular values up to this share of the largest count as zero; their vectors are "
+            "dropped.",
         )
 
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:

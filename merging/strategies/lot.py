@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 class Lot(LayerwiseMerger):
     """The task vector of each linear and norm that moves the experts' features least, on their own inputs.
 
-    Linears: min over T of sum_i ||X_i (T - T_i)^T||^2, so T = (sum_i T_i G_i)(sum_i G_i)^+ with G_i = X_i^T X_i of the
-    unmerged expert; W = W_0 + scale * T, and directions that no example shows keep the base. Scales of norms: the mean
-    of the experts', weighted channel by channel by their energy. Biases and everything else: the mean. Sun et al., 2025.
+    Linears: min over T of sum_i ||X_i (T - T_i)^T||^2, so T = (sum_i T_i G_i)(sum_i G_i)^+, G_i = X_i^T X_i
+    of the unmerged expert; W = W_0 + scale * T, and directions that no example shows keep the base. Scales of
+    norms: the mean of the experts', channel by channel by their energy. Everything else: the mean.
+    Sun et al., 2025.
     """
 
     paper = "arXiv:2505.23859"
@@ -40,9 +41,12 @@ class Lot(LayerwiseMerger):
     class Settings(BaseSettings):
         scale: float = Field(1.0, description="Weight of the merged task vectors, all of them (lambda).")
         gram: Literal["sum", "mean"] = Field(
-            "sum", description="Whether a task counts by its tokens (sum), or every task alike (mean per token)."
+            "sum",
+            description="Whether a task counts by its tokens (sum), or every task alike (mean per token).",
         )
-        norms: bool = Field(True, description="Merge the scales of norms by energy; if not, they are averaged.")
+        norms: bool = Field(
+            True, description="Merge the scales of norms by energy; if not, they are averaged."
+        )
 
     @property
     def norms(self) -> bool:  # type: ignore[override]

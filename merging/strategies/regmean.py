@@ -26,6 +26,7 @@ class RegMean(LayerwiseMerger):
     the experts' average."""
 
     paper = "arXiv:2212.09849"
+    by_layer = frozenset({"shrink"})
     inputs: Inputs = "expert"
     chain: Chain = "none"
 

@@ -25,6 +25,7 @@ class RegMeanPlusPlus(LayerwiseMerger):
     """
 
     paper = "arXiv:2508.03121"
+    by_layer = frozenset({"shrink"})
     inputs: Inputs = "expert_on_student"
     chain: Chain = "block"
 

@@ -18,25 +18,28 @@ if TYPE_CHECKING:
 class TsvM(MatrixMerger):
     """Keep the leading singular vectors of each task vector, and add them up after decorrelating the tasks.
 
-    T_i ~ U_i S_i V_i^T, k = min(out, in) / N triplets each; U_perp and V_perp are the orthonormal matrices nearest to
-    [U_1 .. U_N] and [V_1 .. V_N]; W = W_0 + scale * U_perp diag(S_1 .. S_N) V_perp^T. Gargiulo et al., 2024.
+    T_i ~ U_i S_i V_i^T, k = min(out, in) / N triplets each; U_perp and V_perp are the orthonormal matrices
+    nearest to [U_1 .. U_N] and [V_1 .. V_N]; W = W_0 + scale * U_perp diag(S_1 .. S_N) V_perp^T.
+    Gargiulo et al., 2024.
     """
 
     paper = "arXiv:2412.00081"
-    memory = "the largest tensor of the base and of each expert in float32, and three of it in float64"
+    memory = "the largest tensor of the base and of each expert in float32, and four of it in float64"
 
     class Settings(MatrixMerger.Settings):
         share: float | None = Field(
             None,
             gt=0,
             le=1,
-            description="Share of its singular triplets that each task keeps; null is 1/N, as published. At least one.",
+            description="Share of its singular triplets that each task keeps, at least one; null is 1/N, "
+            "as published.",
         )
         cutoff: float = Field(
             1e-6,
             ge=0,
             lt=1,
-            description="Singular values up to this share of the largest count as zero, and their vectors are dropped.",
+            description="Singular values up to this share of the largest count as zero; their vectors are "
+            "dropped.",
         )
 
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ OUTSIDE = (
     "shared.weight",
     "relative_attention_bias",
     "projection",
+    "visual.proj",
     "lm_head",
     "classifier",
 )
@@ -28,24 +29,27 @@ OUTSIDE = (
 
 
 class Wudi(MatrixMerger):
-    """Start from the sum of the task vectors, and take some steps of Adam against its interference with each of them.
+    """Start from the sum of the task vectors, and take steps of Adam against its interference with each.
 
-    min over T of sum_i ||(T - T_i) T_i^T||^2 / ||T_i||^2, a linear's inputs being taken to lie in the row space of its
-    task vector; W = W_0 + scale * T. The number of steps is part of the method. Cheng et al., 2025.
+    min over T of sum_i ||(T - T_i) T_i^T||^2 / ||T_i||^2, a linear's inputs being taken to lie in the row
+    space of its task vector; W = W_0 + scale * T. The number of steps is part of the method.
+    Cheng et al., 2025.
     """
 
     paper = "arXiv:2503.08099"
-    memory = "the largest matrix of the base and of each expert, five of it more, and 2 in² of its inputs; all in float32"
+    memory = "the largest tensor of the base and of each expert, seven more and two of in², in float32"
 
     class Settings(MatrixMerger.Settings):
         steps: int = Field(300, ge=0, description="Steps of Adam (iter_num).")
         learning_rate: float = Field(
-            1e-5, gt=0, description="Of Adam: about what an entry can move in one step, in units of the weights."
+            1e-5,
+            gt=0,
+            description="Of Adam: about what an entry can move in one step, in units of the weights.",
         )
         others: Literal["mean", "base"] = Field(
             "base",
-            description="What becomes of tensors that are no matrices: the mean of the task vectors is added to "
-            "the base, or they stay the base's.",
+            description="What becomes of tensors that are no matrices: the mean of the task vectors is added "
+            "to the base, or they stay the base's.",
         )
         skip: tuple[str, ...] = Field(
             OUTSIDE, description="Matrices with one of these in their name are treated as the others are."
@@ -56,30 +60,32 @@ class Wudi(MatrixMerger):
 
         from merging.task_vectors import weighted_sum
 
-        merged_OI = weighted_sum(deltas_NOI)
-        pull_II, target_OI = _interference(deltas_NOI)
-        optimizer = torch.optim.Adam([merged_OI], lr=self.settings.learning_rate, fused=True)
+        sum_OI = weighted_sum(deltas_NOI)
+        pull_II, excess_OI = _interference(sum_OI, deltas_NOI)
+        moved_OI = torch.zeros_like(sum_OI, memory_format=torch.contiguous_format)
+        # The fused step is the fastest one, and heeds no strides.
+        optimizer = torch.optim.Adam([moved_OI], lr=self.settings.learning_rate, fused=True)
         for _ in range(self.settings.steps):
-            merged_OI.grad = torch.addmm(target_OI, merged_OI, pull_II, beta=-2, alpha=2)
+            moved_OI.grad = torch.addmm(excess_OI, moved_OI, pull_II, beta=2, alpha=2)
             optimizer.step()
-        merged_OI.grad = None
-        return merged_OI
+        return sum_OI + moved_OI.detach()
 
 
-def _interference(deltas_NOI: Tensor) -> tuple[Tensor, Tensor]:
-    """H and B of the gradient 2 (T H - B): sums over tasks of T_i^T T_i and T_i T_i^T T_i, over ||T_i||^2.
+def _interference(sum_OI: Tensor, deltas_NOI: Tensor) -> tuple[Tensor, Tensor]:
+    """H and R of the gradient 2 (R + D H) at sum + D: with U_i = T_i / ||T_i||, sums of U_i^T U_i and of
+    (sum - T_i) U_i^T U_i.
 
     A task vector of zeros interferes with nothing.
     """
     import torch
 
     pull_II = deltas_NOI.new_zeros(deltas_NOI.shape[2], deltas_NOI.shape[2])
-    target_OI = torch.zeros_like(deltas_NOI[0])
+    excess_OI = torch.zeros_like(sum_OI, memory_format=torch.contiguous_format)
     for delta_OI in deltas_NOI:
         norm = float(torch.linalg.vector_norm(delta_OI, dtype=torch.float64))
         if norm > 0:
             unit_OI = delta_OI / norm
             gram_II = unit_OI.T @ unit_OI
             pull_II += gram_II
-            target_OI.addmm_(delta_OI, gram_II)
-    return pull_II, target_OI
+            excess_OI.addmm_(sum_OI - delta_OI, gram_II)
+    return pull_II, excess_OI

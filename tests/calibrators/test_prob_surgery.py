@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,6 +19,7 @@ from merging.calibrators.prob_surgery_training import (
     save_distribution,
     train_prob_surgery,
 )
+from merging.calibrators.surgery import Surgery
 from merging.checkpoints.sink import StateDictSink
 from merging.checkpoints.source import StateDictSource
 from merging.data.task import CalibrationData
@@ -148,3 +152,14 @@ def test_plugins_make_a_new_object_adapt_alike(setting, tmp_path):
     assert torch.equal(read.adapt(features(width=32), "b"), surgery.adapt(features(width=32), "b"))
     with pytest.raises(RuleError, match='prob_surgery has no correction for task "c"; there are: a, b'):
         read.adapt(features(width=32), "c")
+
+
+@pytest.mark.parametrize("method", [Surgery, ProbSurgery])
+def test_page_lists_every_setting_with_its_default(method):
+    page = (Path(__file__).parents[2] / "docs" / "methods" / f"{method.name}.md").read_text()
+
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+
+    listed = {cells[1].strip(" `"): json.loads(cells[2]) for cells in rows}
+    assert listed == {key: field.default for key, field in method.Settings.model_fields.items()}
+    assert method.paper in page

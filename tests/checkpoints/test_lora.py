@@ -42,7 +42,10 @@ CASES = {
         "clip_vision",
         {"target_modules": ["q_proj", "fc1", "patch_embedding"], "bias": "all"},
     ),
-    "clip_vision, bias of the factors": ("clip_vision", {"target_modules": ["q_proj", "fc2"], "lora_bias": True}),
+    "clip_vision, bias of the factors": (
+        "clip_vision",
+        {"target_modules": ["q_proj", "fc2"], "lora_bias": True},
+    ),
     "clip_vision, DoRA": ("clip_vision", {"target_modules": ["out_proj"], "use_dora": True}),
     "clip": ("clip", {"target_modules": ["k_proj", "visual_projection"]}),
     "t5": ("t5", {"target_modules": ["q", "wo", "v"]}),
@@ -139,7 +142,9 @@ def test_an_adapter_of_older_names_fits_through_the_models_own_renaming(tiny, tm
     merged = adapted(model, tmp_path / "adapter", target_modules=["q_proj"])
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     old = {
-        name.replace("model.layers.", "model.vit.encoder.layer.").replace("attention.q_proj", "attention.attention.query"): t
+        name.replace("model.layers.", "model.vit.encoder.layer.").replace(
+            "attention.q_proj", "attention.attention.query"
+        ): t
         for name, t in load_file(file).items()
     }
     save_file(old, file)

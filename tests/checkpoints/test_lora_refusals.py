@@ -56,7 +56,9 @@ def test_an_adapter_that_matches_in_half_stops_too(llama):
     model, base, folder = llama
     renamed(folder, lambda name: name.replace("layers.1.self_attn", "layers.1.attention"))
 
-    with pytest.raises(CheckpointError, match=r"2 of 4 adapter tensors match[\s\S]*layers\.1\.attention\.q_proj"):
+    with pytest.raises(
+        CheckpointError, match=r"2 of 4 adapter tensors match[\s\S]*layers\.1\.attention\.q_proj"
+    ):
         open_adapter(folder, base, model)
 
 
@@ -103,9 +105,14 @@ def test_a_config_that_does_not_belong_to_the_tensors_is_refused(llama, fields, 
 def test_factors_without_their_counterpart_are_refused(llama):
     model, base, folder = llama
     file = folder / "adapter_model.safetensors"
-    save_file({name: tensor for name, tensor in load_file(file).items() if "0.self_attn.q_proj.lora_B" not in name}, file)
+    save_file(
+        {name: tensor for name, tensor in load_file(file).items() if "0.self_attn.q_proj.lora_B" not in name},
+        file,
+    )
 
-    with pytest.raises(CheckpointError, match=r"model\.layers\.0\.self_attn\.q_proj: has lora_A and no lora_B"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.layers\.0\.self_attn\.q_proj: has lora_A and no lora_B"
+    ):
         open_adapter(folder, base, model)
 
 
@@ -114,7 +121,9 @@ def test_an_adapter_of_another_width_is_refused_with_both_shapes(tiny, llama, tm
     wide = tiny("llama", hidden_size=64)
     wide.save_pretrained(tmp_path / "wide")
 
-    with pytest.raises(CheckpointError, match=r"its change is 32 x 32, the base's .*q_proj\.weight is 64 x 64"):
+    with pytest.raises(
+        CheckpointError, match=r"its change is 32 x 32, the base's .*q_proj\.weight is 64 x 64"
+    ):
         open_adapter(folder, SafetensorsSource(tmp_path / "wide"), wide)
 
 
@@ -171,7 +180,9 @@ def test_a_tied_head_that_an_adapter_changes_alone_is_refused(tiny, tmp_path):
     model.save_pretrained(tmp_path / "base")
     adapted(model, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
 
-    with pytest.raises(CheckpointError, match=r'adapts "lm_head", which the base ties to "model\.embed_tokens'):
+    with pytest.raises(
+        CheckpointError, match=r'adapts "lm_head", which the base ties to "model\.embed_tokens'
+    ):
         open_adapter(tmp_path / "adapter", SafetensorsSource(tmp_path / "base"), model)
 
 
@@ -179,7 +190,9 @@ def test_embedding_and_head_that_an_adapter_trained_apart_are_not_tied_again(tin
     model = tiny("llama_tied")
     model.save_pretrained(tmp_path / "base")
     base = SafetensorsSource(tmp_path / "base")
-    adapted(model, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    adapted(
+        model, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]
+    )
 
     source = open_adapter(tmp_path / "adapter", base, model, "expert")
     fit = align(base, source, model, lambda name: False, tied=True)
@@ -195,7 +208,9 @@ def test_an_embedding_that_an_adapter_trained_without_its_tied_head_is_refused(t
     model.save_pretrained(tmp_path / "base")
     adapted(model, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
 
-    with pytest.raises(CheckpointError, match=r'replaces "model\.embed_tokens\.weight" alone.*"lm_head\.weight"'):
+    with pytest.raises(
+        CheckpointError, match=r'replaces "model\.embed_tokens\.weight" alone.*"lm_head\.weight"'
+    ):
         open_adapter(tmp_path / "adapter", SafetensorsSource(tmp_path / "base"), model)
 
 
@@ -222,7 +237,9 @@ def test_an_adapter_with_a_larger_vocabulary_is_refused_as_that(tiny, tmp_path):
         warnings.simplefilter("ignore")
         larger = copy.deepcopy(model)
         larger.resize_token_embeddings(66)
-    adapted(larger, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    adapted(
+        larger, tmp_path / "adapter", target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]
+    )
 
     source = open_adapter(tmp_path / "adapter", base, model, "expert")
     fit = align(base, source, model, lambda name: False)

@@ -56,7 +56,7 @@ def test_a_head_decides_as_the_cosine_to_prototypes_does() -> None:
 
 
 def test_the_same_seed_gives_the_same_expert(base: Path, pictures: Pictures, tmp_path: Path) -> None:
-    head = head_of(base, pictures, 3, ignore)
+    head = head_of(base, pictures, 3)
     for name, seed in {"first": 0, "again": 0, "other": 1}.items():
         train_expert(base, pictures, head, tmp_path / name, steps=3, seed=seed, report=ignore)
 
@@ -72,7 +72,7 @@ def test_an_expert_has_the_names_and_types_of_the_base(
     base: Path, pictures: Pictures, tmp_path: Path
 ) -> None:
     seen: list[tuple[int, int]] = []
-    head = head_of(base, pictures, 3, ignore)
+    head = head_of(base, pictures, 3)
 
     train_expert(
         base, pictures, head, tmp_path / "expert", steps=2, seed=0, report=lambda *at: seen.append(at)
@@ -88,7 +88,7 @@ def test_an_expert_has_the_names_and_types_of_the_base(
 
 
 def test_training_leaves_the_global_seed_alone(base: Path, pictures: Pictures, tmp_path: Path) -> None:
-    head = head_of(base, pictures, 3, ignore)
+    head = head_of(base, pictures, 3)
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)

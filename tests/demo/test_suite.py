@@ -131,12 +131,12 @@ def test_experts_are_far_better_than_the_base_under_the_same_heads(tmp_path: Pat
         head = load_file(folder / "heads" / f"{task}.safetensors")
         accuracy = {}
         for model in ("base", task):
-            features = features_of_all(open_model(folder / "models" / model), pixels, lambda *_: None)
+            features = features_of_all(open_model(folder / "models" / model), pixels)
             decided = torch.nn.functional.linear(features, head["weight"], head["bias"]).argmax(1)
             accuracy[model] = (decided == labels).double().mean().item()
 
-        assert accuracy[task] > accuracy["base"] + 0.15
-        assert accuracy[task] > 0.7
+        assert accuracy[task] > accuracy["base"] + 0.2
+        assert accuracy[task] > 0.55
         mean, std = torch.tensor(processor.image_mean), torch.tensor(processor.image_std)
         shown = processor(images=Image.open(files[0][0]), return_tensors="pt")["pixel_values"][0]
         trained_on = (unit_scale(pixels[:1])[0] - mean.view(3, 1, 1)) / std.view(3, 1, 1)

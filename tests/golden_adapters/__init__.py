@@ -16,6 +16,7 @@ from golden_adapters import (
     average,
     fisher,
     layerwise,
+    lora,
     lot,
     prob_surgery,
     sparse,
@@ -48,12 +49,8 @@ ADAPTERS: dict[str, Adapter] = {
     **prob_surgery.ADAPTERS,
     **fisher.ADAPTERS,
     **ada_merging.ADAPTERS,
+    **lora.ADAPTERS,
 }
 
-NOT_BUILT = frozenset(
-    {
-        "core_space",
-        "knots",
-    }
-)
+NOT_BUILT = frozenset({})
 """Methods that this package does not have; their cases are listed at the end of every run."""

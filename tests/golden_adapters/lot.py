@@ -1,4 +1,4 @@
-"""LOT: one linear and one norm, from given inputs. Task vectors are merged as weights around a base of zeros."""
+"""LOT: one linear and one norm, from given inputs; task vectors are weights around a base of zeros."""
 
 from __future__ import annotations
 

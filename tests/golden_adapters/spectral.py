@@ -1,4 +1,4 @@
-"""TSV-M, ISO-C, ISO-CTS and WUDI. The recorded outputs are merged task vectors: ours around a base of zeros."""
+"""TSV-M, ISO-C, ISO-CTS and WUDI. What is recorded are merged task vectors: ours around a base of zeros."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def merged(rule: str, case: Case, tensors: Tensors, **settings: Any) -> dict[str
     wide = [{name: tensor.double() for name, tensor in vector.items()} for vector in vectors]
     base = {name: torch.zeros_like(tensor) for name, tensor in wide[0].items()}
     found = merging.merge(rule, base, named(wide), **settings)
-    return {output: found for output in case["outputs"]}
+    return dict.fromkeys(case["outputs"], found)
 
 
 ADAPTERS = {"tsv_m": tsv_m, "iso_c": iso_c, "iso_cts": iso_cts, "wudi": wudi}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from merging.components import strategies
 
@@ -22,6 +23,10 @@ RULES = (
     "slerp",
     "karcher",
     "model_stock",
+    "fisher",
+    "ada_merging",
+    "knots",
+    "core_space",
     "checkpoint",
 )
 
@@ -50,4 +55,6 @@ def _read(cell: str) -> object:
 
 
 def _plain(default: object) -> object:
+    if isinstance(default, BaseModel):
+        return default.model_dump(mode="json")
     return list(default) if isinstance(default, tuple) else default
