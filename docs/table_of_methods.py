@@ -22,13 +22,21 @@ def table() -> str:
         "S: the largest tensor, D: the widest linear, N: experts.",
     ]
     for title, registry in (("Merge rules", strategies), ("Calibrators", calibrators)):
-        lines += ["", f"## {title}", "", "| name | what it does | needs | memory | paper |", "| --- | --- | --- | --- | --- |"]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| name | what it does | needs | memory | paper |",
+            "| --- | --- | --- | --- | --- |",
+        ]
         for name in registry.names():
             method = registry.get(name)
             paper = method.paper.removeprefix("arXiv:")
             linked = f"[{paper}]({WHERE}{paper})" if method.paper.startswith("arXiv:") else method.paper
             needs = ", ".join(sorted(method.needs)) or "-"
-            lines.append(f"| [{name}]({name}.md) | {method.summary()} | {needs} | {method.memory or '-'} | {linked} |")
+            lines.append(
+                f"| [{name}]({name}.md) | {method.summary()} | {needs} | {method.memory or '-'} | {linked} |"
+            )
     return "\n".join(lines) + "\n"
 
 

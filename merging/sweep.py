@@ -5,12 +5,11 @@ Shape letters: D inputs, O outputs of a linear (of all linears of one feed, stac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import DataError, NumericalError, TracingError
+from merging.measuring import Measure, NormKind, TokenWeights, norm_kind, split_by_weights
 from merging.moments import Moments, NormMoments
 from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
 from merging.records import DEFAULT_MEMORY, Records
@@ -152,13 +152,11 @@ class Sweep:
                 layout = self._tracers["expert", task].layout(index, 0)
         else:
             layout = self._tracers["student", task].layout(index, 0)
-        weights = _TokenWeights(
-            self.backbone, self._batches[task][0], self.blocks[index], self.rule.reads_out
-        )
+        weights = TokenWeights(self.backbone, self._batches[task][0], self.blocks[index], self.rule.reads_out)
         feeds = tuple(
             alike
             for feed in layout.feeds
-            for part in _split(feed, weights)
+            for part in split_by_weights(feed, weights)
             for alike in self._split_by_rule(index, part)
         )
         return Layout(feeds, layout.norms)
@@ -263,8 +261,8 @@ class Sweep:
         needs_expert = rule.targets or rule.inputs != "student"
         with self._expert_at(task, index) if needs_expert else _nothing():
             for number, batch in enumerate(self._batches[task]):
-                weights = _TokenWeights(self.backbone, batch, block, rule.reads_out)
-                measure = _Measure(block, moments, norm_moments, kinds, weights)
+                weights = TokenWeights(self.backbone, batch, block, rule.reads_out)
+                measure = Measure(block, moments, norm_moments, kinds, weights)
                 try:
                     if rule.inputs == "expert":
                         output = expert.run(index, expert.call(index, number), measure.observers())
@@ -347,120 +345,6 @@ class _Forwards(Sequence[dict[str, Any]]):
             name: value.to(self._device) if isinstance(value, Tensor) else value
             for name, value in kwargs.items()
         }
-
-
-class _TokenWeights:
-    """Token weights of one batch, by linear or norm."""
-
-    def __init__(self, backbone: Backbone, batch: Batch, block: Block, reads_out: bool) -> None:
-        self._backbone, self._batch, self._block = backbone, batch, block
-        self._last = block.last and reads_out
-
-    def __call__(self, name: str, tokens: tuple[int, ...]) -> Tensor | None:
-        weights_BT = self._backbone.token_weights(self._batch, self._block.stack, name, tokens, self._last)
-        if weights_BT is not None and tuple(weights_BT.shape) != tuple(tokens):
-            raise TracingError(
-                f'"{self._block.name}.{name}" sees tokens of shape {tuple(tokens)}, the backbone weighs '
-                f"tokens of shape {tuple(weights_BT.shape)}"
-            )
-        return weights_BT
-
-
-class _Measure:
-    """Observers that take a batch into the moments of a block."""
-
-    def __init__(
-        self,
-        block: Block,
-        moments: dict[Feed, Moments],
-        norms: dict[str, NormMoments],
-        kinds: Mapping[str, NormKind],
-        weights: _TokenWeights,
-    ) -> None:
-        self._block, self._moments, self._norms = block, moments, norms
-        self._kinds, self._weights = kinds, weights
-        self._kept: dict[Feed, Tensor] = {}
-
-    def observers(self) -> dict[str, Callable[[Tensor], None]]:
-        """One walk gives all: the inputs of feeds and norms."""
-        return {**self._each_feed(self._add), **self._norm_observers()}
-
-    def keepers(self) -> dict[str, Callable[[Tensor], None]]:
-        """The student's walk, when the expert's is to follow: norms are taken in, feeds are kept for
-        pairing."""
-        return {**self._each_feed(self._keep), **self._norm_observers()}
-
-    def pairers(self) -> dict[str, Callable[[Tensor], None]]:
-        """The expert's walk over the same batch."""
-        return self._each_feed(self._pair)
-
-    def _each_feed(self, action: Callable[[Feed, Tensor], None]) -> dict[str, Callable[[Tensor], None]]:
-        return {feed.linears[0]: partial(action, feed) for feed in self._moments}
-
-    def _norm_observers(self) -> dict[str, Callable[[Tensor], None]]:
-        return {name: partial(self._add_norm, name) for name in self._norms}
-
-    def _add(self, feed: Feed, x_BTD: Tensor) -> None:
-        self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
-
-    def _keep(self, feed: Feed, x_BTD: Tensor) -> None:
-        self._kept[feed] = x_BTD
-
-    def _pair(self, feed: Feed, target_BTD: Tensor) -> None:
-        x_BTD = self._kept.pop(feed)
-        self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]), target_BTD)
-
-    def _add_norm(self, name: str, x_BTD: Tensor) -> None:
-        z_BTD = normalised(self._block.module.get_submodule(name), x_BTD, self._kinds[name].offset)
-        self._norms[name].add(z_BTD, self._weights(name, x_BTD.shape[:-1]))
-
-
-class NormKind(NamedTuple):
-    """How a norm uses its parameters: output = z · (weight + offset) + bias."""
-
-    features: int
-    shift: bool
-    offset: float
-
-
-def norm_kind(norm: nn.Module) -> NormKind:
-    """Found by trying: with a weight of 0, a norm of offset 1 (Gemma) still lets its input through."""
-    weight = norm.get_parameter("weight")
-    probe = torch.linspace(-1.0, 1.0, weight.shape[0], dtype=weight.dtype, device=weight.device)
-    offset = 0.0 if not bool(normalised(norm, probe[None, None], 1.0).any()) else 1.0
-    return NormKind(int(weight.shape[0]), getattr(norm, "bias", None) is not None, offset)
-
-
-def normalised(norm: nn.Module, x: Tensor, offset: float) -> Tensor:
-    """What a norm makes of x before scale and shift, whatever its kind: its forward, with neutral
-    parameters."""
-    own = dict(norm._parameters)
-    neutral = {name: torch.zeros_like(value) for name, value in own.items() if value is not None}
-    neutral["weight"] += 1.0 - offset
-    try:
-        norm._parameters.update(
-            {name: nn.Parameter(value, requires_grad=False) for name, value in neutral.items()}
-        )
-        z: Tensor = norm.forward(x)  # not called as a module: its hooks are ours
-    finally:
-        norm._parameters.update(own)
-    return z
-
-
-def _split(feed: Feed, weights: _TokenWeights) -> list[Feed]:
-    """A feed in parts whose linears weigh its tokens alike: each part has a Gram of its own."""
-    parts: list[tuple[Tensor | None, list[str]]] = []
-    for linear in feed.linears:
-        mine = weights(linear, feed.tokens)
-        for theirs, linears in parts:
-            if (mine is None and theirs is None) or (
-                mine is not None and theirs is not None and torch.equal(mine, theirs)
-            ):
-                linears.append(linear)
-                break
-        else:
-            parts.append((mine, [linear]))
-    return [feed._replace(linears=tuple(linears)) for _, linears in parts]
 
 
 def _outputs(module: nn.Module, linear: str) -> int:

@@ -52,7 +52,9 @@ def test_the_rule_in_the_readme_runs_from_a_spec(tmp_path: Path) -> None:
     )
     assert len(block.splitlines()) < 20
     (tmp_path / "my_rules.py").write_text(block.replace('"median"', '"median_of_the_readme"'))
-    tensors = [{"w": torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))} for seed in range(4)]
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(3, 4, generator=generator)
+    tensors = [{"w": base + noise * torch.randn(3, 4, generator=generator)} for noise in (0, 0.1, 0.1, 0.1)]
     for name, state in zip(("base", "a", "b", "c"), tensors, strict=True):
         (tmp_path / name).mkdir()
         save_file(state, tmp_path / name / "model.safetensors")

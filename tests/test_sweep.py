@@ -18,6 +18,7 @@ from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import DataError, NumericalError
 from merging.layerwise import LayerwiseMerger
+from merging.normal_equations import NormalEquations
 from merging.strategies.chain_of_merges import ChainOfMerges
 from merging.strategies.regmean import RegMean
 from merging.strategies.regmean_plus_plus import RegMeanPlusPlus
@@ -287,21 +288,27 @@ class FreshSource(CheckpointSource):
 
 
 class Discard(StateDictSink):
-    """Keeps nothing; counts what the process holds whenever something is written."""
-
-    def __init__(self, like: CheckpointSource) -> None:
-        super().__init__(like)
-        self.most = 0
+    """Keeps nothing."""
 
     def write(self, name: str, tensor: Tensor, rows: slice | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Counting(FeatCal):
+    """Counts the bytes of all tensors that are alive whenever a system is solved, with all sums in place."""
+
+    most = 0
+
+    def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
         storages = {}
         for thing in gc.get_objects():
             if issubclass(type(thing), Tensor) and not thing.is_meta:
                 storages[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
         self.most = max(self.most, sum(storages.values()))
-
-    def close(self) -> None:
-        pass
+        return super().solve(equations, merged_OD, base_OD)
 
 
 def held(experts: int, blocks: int) -> int:
@@ -326,12 +333,10 @@ def held(experts: int, blocks: int) -> int:
     )
     batches = [pixels(4), pixels(4, seed=1)]
     gc.collect()
-    sink = Discard(models.base)
-    sweep = Sweep(
-        FeatCal(), FreshSource(specs, 9), models, same_data(names, *batches), sink, activation_memory=0
-    )
+    sink, rule = Discard(models.base), Counting()
+    sweep = Sweep(rule, FreshSource(specs, 9), models, same_data(names, *batches), sink, activation_memory=0)
     sweep.run()
-    return sink.most
+    return rule.most
 
 
 def test_featcals_memory_grows_neither_with_depth_nor_with_experts() -> None:

@@ -1,4 +1,4 @@
-"""Digits: handwriting from scikit-learn's `load_digits`; writers at the end of the file are held out."""
+"""Digits: handwriting from scikit-learn's `load_digits`; the end of the file is held out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from merging.demo.drawing import PIXELS
 from merging.demo.tasks import Pictures, Task
 
 TEST_EXAMPLES = 500
-"""The file is in order of writers: its end is other people's handwriting than its start."""
+"""The last of the file, not drawn at random: digits that lie close together in it may be of one writer."""
 
 
 def digits() -> Task:
