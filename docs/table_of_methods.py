@@ -18,7 +18,7 @@ def table() -> str:
     lines = [
         "# Methods",
         "",
-        "Made by `python docs/table_of_methods.py` from the classes themselves; `merging show NAME` tells all of one.",
+        "Made by `python docs/table_of_methods.py` from the classes; `merging show NAME` tells all of one.",
         "S: the largest tensor, D: the widest linear, N: experts.",
     ]
     for title, registry in (("Merge rules", strategies), ("Calibrators", calibrators)):

@@ -14,6 +14,7 @@ from test_pipeline import run, spec_of, weights, workshop  # noqa: F401
 from tiny_models import expert_of, made, same_data
 
 import merging
+from merging.components import strategies
 from merging.errors import SpecError
 from merging.layer_settings import LayerEntry, LayerSettings
 from merging.pipeline import Pipeline
@@ -84,7 +85,7 @@ def test_the_last_entry_that_matches_decides(entries):
     layers = LayerSettings(
         tuple(LayerEntry(match=match, changes={"scale": scale}) for match, scale in entries)
     )
-    default = merging.components.strategies.get("task_arithmetic").Settings()
+    default = strategies.get("task_arithmetic").Settings()
 
     for name in BASE:
         scales = [scale for match, scale in entries if LayerEntry(match=match).matches(name)]
@@ -92,7 +93,9 @@ def test_the_last_entry_that_matches_decides(entries):
         assert layers.settings_for(name, default).scale == wanted
 
 
-def test_a_users_rule_needs_to_know_nothing_of_it():
+def test_a_users_rule_needs_to_know_nothing_of_it(monkeypatch):
+    monkeypatch.setattr(strategies, "_classes", dict(strategies._classes))  # registered for this test only
+
     @merging.strategy("scaled_for_layers")
     class Scaled(merging.TensorMerger):
         """The mean, scaled."""
