@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from merging.calibrators import BUILTIN as CALIBRATORS
 from merging.components import calibrators, strategies
+from merging.strategies import BUILTIN as STRATEGIES
 
 FOLDER = Path(__file__).parent / "methods"
 WHERE = "https://arxiv.org/abs/"
@@ -21,7 +23,10 @@ def table() -> str:
         "Made by `python docs/table_of_methods.py` from the classes; `merging show NAME` tells all of one.",
         "S: the largest tensor, D: the widest linear, N: experts.",
     ]
-    for title, registry in (("Merge rules", strategies), ("Calibrators", calibrators)):
+    for title, registry, names in (
+        ("Merge rules", strategies, STRATEGIES),
+        ("Calibrators", calibrators, CALIBRATORS),
+    ):
         lines += [
             "",
             f"## {title}",
@@ -29,7 +34,7 @@ def table() -> str:
             "| name | what it does | needs | memory | paper |",
             "| --- | --- | --- | --- | --- |",
         ]
-        for name in registry.names():
+        for name in names:
             method = registry.get(name)
             paper = method.paper.removeprefix("arXiv:")
             linked = f"[{paper}]({WHERE}{paper})" if method.paper.startswith("arXiv:") else method.paper

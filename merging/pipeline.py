@@ -63,8 +63,10 @@ class Pipeline:
 
     def validate(self) -> list[str]:
         """Everything that can be known before a weight is read; returns remarks, raises what stops a run."""
+        from merging.reporting import task_notes
+
         opened = self.resolve()
-        notes = [note for task in self.tasks().values() for note in _task_notes(task)]
+        notes = [note for task in self.tasks().values() for note in task_notes(task)]
         return [*opened.notes, *notes]
 
     def plan(self) -> Plan:
@@ -141,8 +143,3 @@ class Pipeline:
                 curve=self.curve,
             )
             return run.all(until)
-
-
-def _task_notes(task: Task) -> tuple[str, ...]:
-    splits = (task.calibration, task.validation, task.test)
-    return tuple(note for examples in splits if examples is not None for note in examples.notes)

@@ -16,8 +16,7 @@ from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.hashing import sha256
 from merging.checkpoints.lora import is_adapter, open_adapter
 from merging.checkpoints.lora_roles import outline_of
-from merging.checkpoints.lora_sink import LoraSink, loss_note
-from merging.checkpoints.manifest import read_manifest
+from merging.checkpoints.lora_sink import LoraSink
 from merging.checkpoints.run_folder import RunFolder, write_atomic
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.calibrator import Calibrator
@@ -25,17 +24,17 @@ from merging.contracts.merger import MergeNotes
 from merging.contracts.method import Progress
 from merging.data.heads import save_head
 from merging.data.task import CalibrationData, Task
+from merging.describing import describe
 from merging.errors import CheckpointError, DataError, NumericalError, SpecError
 from merging.making import make_calibrators, make_merger
 from merging.opening import Opened
 from merging.preflight import not_finite, refuse_unless_allowed, weight_findings
-from merging.provenance import fingerprint, manifest, merge_facts, versions
-from merging.report.card import MethodUsed, Origin, model_card
+from merging.provenance import fingerprint, merge_facts
 from merging.report.curve import Curve
-from merging.report.report import SURGERY_NOTE, Report, StageReport
-from merging.report.solver import ParameterFate, SolverRow
+from merging.report.report import Report, StageReport
 from merging.report.stages import Stage
-from merging.scoring import Measured, measure
+from merging.reporting import make_report
+from merging.scoring import measure
 from merging.spec import Component, PipelineSpec
 
 
@@ -85,7 +84,21 @@ class Run:
                 device=self.device,
                 progress=self.progress,
             )
-        return self._report(results, measured, facts)
+        report = make_report(
+            self.spec,
+            self.opened,
+            self.tasks,
+            results,
+            measured,
+            layers=self.merger.layers,
+            curve=self.curve,
+            stages=self.stages,
+            device=self.device,
+            remarks=self.remarks,
+        )
+        self.folder.write_atomic("report.json", report.model_dump_json(indent=2) + "\n")
+        write_atomic(self.folder.state / "report-of", facts)
+        return report
 
     def _hash_inputs(self) -> None:
         place = self.folder.state / "hashes.json"
@@ -204,54 +217,18 @@ class Run:
         methods: list[tuple[Component, Any]],
         notes: MergeNotes,
     ) -> None:
-        """Model card and manifest, before the checkpoint is published."""
-        about = manifest(
-            stage=stage,
-            facts=facts,
+        describe(
+            sink,
+            stage,
+            facts,
+            methods,
+            notes,
             spec=self.spec,
             opened=self.opened,
+            tasks=self.tasks,
             hashes=self.hashes,
             device=self.device,
-            calibration=self._calibration_facts(),
-            notes={
-                **notes,
-                **({"adapter": sink.summary()} if isinstance(sink, LoraSink) else {}),
-                "heads": self._kept_heads(),
-                "side_files": list(sink.copied.known),
-                "not_copied": list(sink.copied.unknown),
-            },
         )
-        sink.add_file("manifest.json", json.dumps(about, indent=2, ensure_ascii=False, default=str))
-        origins = {
-            role: Origin(given.name, given.hub, given.revision) for role, given in self.opened.inputs.items()
-        }
-        experts = {task: origins[f'expert "{task}"'] for task in self.opened.models.tasks}
-        used = [
-            MethodUsed(one.type, method.summary(), method.paper, _settings(one)) for one, method in methods
-        ]
-        changes = any(getattr(method, "changes_inference", False) for _, method in methods)
-        sink.add_file(
-            "README.md",
-            model_card(
-                title=f"{stage.capitalize()} model",
-                base=origins["base"],
-                experts=experts,
-                methods=used,
-                load=_how_to_load(self.opened, adapter=isinstance(sink, LoraSink)),
-                inference_note=SURGERY_NOTE if changes else "",
-            ),
-        )
-
-    def _kept_heads(self) -> dict[str, dict[str, Any]]:
-        """Task -> the file of its head, and what is in it."""
-        found = {}
-        for name, task in self.tasks.items():
-            if task.head is not None:
-                shapes = {"weight": list(task.head.weight_CF.shape)}
-                if task.head.bias_C is not None:
-                    shapes["bias"] = list(task.head.bias_C.shape)
-                found[name] = {"file": f"heads/{name}.safetensors", **shapes}
-        return found
 
     def _save_heads(self) -> None:
         for name, task in self.tasks.items():
@@ -302,17 +279,6 @@ class Run:
     def _heads(self) -> dict[str, str]:
         return {name: task.head.fingerprint for name, task in self.tasks.items() if task.head is not None}
 
-    def _calibration_facts(self) -> dict[str, dict[str, Any]]:
-        return {
-            name: {
-                "asked": task.calibration.asked,
-                "used": len(task.calibration),
-                "fingerprint": task.calibration.fingerprint,
-            }
-            for name, task in self.tasks.items()
-            if task.calibration is not None
-        }
-
     def _facts(self, until: str | None) -> str:
         tests = {name: task.test.fingerprint for name, task in self.tasks.items() if task.test is not None}
         steps = {"merged": self._merge_facts()} if until == "merge" else self._calibrate_facts()
@@ -335,55 +301,6 @@ class Run:
         final = Path(report.checkpoint).name
         wanted = self._calibrate_facts() if final == "calibrated" else self._merge_facts()
         return report if self.folder.stage_done(final, fingerprint(wanted)) else None
-
-    def _report(self, results: Mapping[str, Path], measured: Measured, facts: str) -> Report:
-        final = list(results.values())[-1]
-        made = {name: read_manifest(path) or {} for name, path in results.items()}
-        adapters = {name: about.get("notes", {}).get("adapter") for name, about in made.items()}
-        losses = [loss_note(name, found) for name, found in adapters.items() if found is not None]
-        notes = [note for task in self.tasks.values() for note in _notes(task)]
-        changes = (
-            any(calibrator.changes_inference for calibrator in self.calibrators) and "calibrated" in results
-        )
-        report = Report.of(
-            tasks=measured.task_reports(self.tasks),
-            warnings=[*self.opened.notes, *self.remarks, *notes, *losses],
-            spec=self.spec.model_dump(mode="json"),
-            versions=versions(),
-            seed=self.spec.seed,
-            device=self.device,
-            base=self.spec.base.model,
-            experts={task: ref.ref.model for task, ref in self.spec.experts.items()},
-            strategy=self.spec.merge.type,
-            calibrators=tuple(one.type for one in self.spec.calibrate) if "calibrated" in results else (),
-            drift=measured.drift_report(),
-            solver=tuple(row for name in made for row in _solver_rows(made[name])),
-            parameters=self._fates(made[final.name]),
-            coefficients=made["merged"].get("notes", {}).get("coefficients", {}),
-            curve=self.curve,
-            stages=tuple(self.stages),
-            checkpoint=str(final),
-            changes_inference=changes,
-        )
-        self.folder.write_atomic("report.json", report.model_dump_json(indent=2) + "\n")
-        write_atomic(self.folder.state / "report-of", facts)
-        return report
-
-    def _fates(self, about: Mapping[str, Any]) -> dict[str, ParameterFate]:
-        notes = about.get("notes", {})
-        solved, left = set(notes.get("solved", ())), notes.get("left", {})
-        fates = {}
-        for name in self.opened.models.base.names():
-            kept = name in self.opened.models.kept
-            if name in solved:
-                fates[name] = ParameterFate(state="solved")
-            elif self.merger.layers.leaves_out(name) and not kept:
-                fates[name] = ParameterFate(state="copied", reason="left out in merge.layers")
-            elif kept or not self.opened.models.base.spec(name).dtype.is_floating_point:
-                fates[name] = ParameterFate(state="copied", reason="a head" if kept else "not floating point")
-            else:
-                fates[name] = ParameterFate(state="merged", reason=left.get(name, ""))
-        return fates
 
     def _stage(self, name: str) -> _Kept:
         return _Kept(name, self.stages)
@@ -423,34 +340,3 @@ def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> MergeNotes:
     left = {name: why for name, why in later.get("left", {}).items() if name not in solved}
     health = {**earlier.get("health", {}), **later.get("health", {})}
     return MergeNotes({**earlier, **later, "solved": solved, "left": left, "health": health})
-
-
-def _settings(component: Component) -> dict[str, Any]:
-    return {key: value for key, value in component.model_dump(mode="json").items() if key != "type"}
-
-
-def _solver_rows(about: Mapping[str, Any]) -> list[SolverRow]:
-    health = about.get("notes", {}).get("health", {})
-    stage = str(about.get("stage", ""))
-    return [
-        SolverRow(module=name, block=f"{stage}: {name.rpartition('.')[0]}", **row)
-        for name, row in health.items()
-    ]
-
-
-def _notes(task: Task) -> tuple[str, ...]:
-    splits = (task.calibration, task.validation, task.test)
-    return tuple(note for examples in splits if examples is not None for note in examples.notes)
-
-
-def _how_to_load(opened: Opened, *, adapter: bool = False) -> str:
-    backbone = opened.models.backbone
-    names = list(getattr(backbone.config, "architectures", None) or ()) if backbone is not None else []
-    name = str(names[0]) if names else "AutoModel"
-    if adapter:
-        return (
-            f"from peft import PeftModel\nfrom transformers import {name}\n\n"
-            f'base = {name}.from_pretrained("path/to/the/base")\n'
-            'model = PeftModel.from_pretrained(base, "path/to/this/folder")'
-        )
-    return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("path/to/this/folder")'

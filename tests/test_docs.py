@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import merging
+from merging.calibrators import BUILTIN as CALIBRATORS
+from merging.strategies import BUILTIN as STRATEGIES
 
 DOCS = Path(__file__).parent.parent / "docs"
-BUILT_IN = [*merging.available("strategies"), *merging.available("calibrators")]
+BUILT_IN = [*STRATEGIES, *CALIBRATORS]
 
 
 def test_the_table_of_methods_is_what_the_classes_say() -> None:
