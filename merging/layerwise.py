@@ -15,10 +15,14 @@ from merging.contracts.method import Progress, silent
 from merging.errors import DataError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from merging.checkpoints.sink import CheckpointSink
     from merging.checkpoints.source import CheckpointSource
     from merging.contracts.models import Models
     from merging.data.task import CalibrationData
+    from merging.moments import Moments
+    from merging.normal_equations import NormalEquations
 
 _MEMORY = "one block of two models + 16 D² bytes per feed of a block + one batch; flat in depth and N"
 
@@ -76,6 +80,24 @@ class LayerwiseMerger(Placed, LayerRule, Merger):
         return _notes(
             Sweep(self, AverageSource(models), models, data, sink, **self.place(), progress=progress)
         )
+
+
+class ShrunkGramMerger(LayerwiseMerger):
+    """RegMean's arithmetic, whoever's inputs are measured: shrunk Grams, unseen directions at the average.
+
+    Subclasses have a setting `shrink`.
+    """
+
+    by_layer = frozenset({"shrink"})
+
+    def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
+        from merging.grams import shrink_off_diagonal
+
+        gram_DD = shrink_off_diagonal(moments.gram_DD, self.settings.shrink)
+        equations.add(weight_OD, gram_DD, tokens=moments.tokens)
+
+    def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
+        return equations.solve(anchor_OD=merged_OD)
 
 
 class LayerwiseCalibrator(Placed, LayerRule, Calibrator):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from tiny_models import Given
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,7 +16,7 @@ from merging.checkpoints.sink import StateDictSink
 from merging.checkpoints.source import StateDictSource
 from merging.contracts.backbone import Backbone
 from merging.contracts.models import Models
-from merging.data.task import CalibrationData, Examples
+from merging.data.task import CalibrationData
 from merging.grams import shrink_off_diagonal
 from merging.layerwise import LayerwiseMerger
 from merging.moments import Moments, NormMoments
@@ -27,30 +28,6 @@ from merging.streaming import load_model
 
 Case = dict[str, Any]
 Tensors = dict[str, Tensor]
-
-
-class Given(Examples):
-    """Batches as they are."""
-
-    def __init__(self, batches: list[dict[str, Tensor]]) -> None:
-        self._batches = tuple(batches)
-
-    def __len__(self) -> int:
-        return sum(len(next(iter(batch.values()))) for batch in self._batches)
-
-    def batches(self) -> tuple[dict[str, Tensor], ...]:
-        return self._batches
-
-    @property
-    def labels(self) -> None:
-        return None
-
-    @property
-    def fingerprint(self) -> str:
-        return "given"
-
-    def hashes(self) -> tuple[str, ...]:
-        return ()
 
 
 class Tower(ClipVision):
@@ -155,7 +132,7 @@ def regmean_classifier(case: Case, tensors: Tensors) -> Tensors:
         for leaf in ("weight", "bias")
     }
     experts = [state(tensors, prefix) for prefix in inputs["experts"]]
-    data = {f"task{number}": Given([{"x": tensors[name]}]) for number, name in enumerate(inputs["batches"])}
+    data = {f"task{number}": Given({"x": tensors[name]}) for number, name in enumerate(inputs["batches"])}
     rule = RegMean(shrink=case["params"]["reduce_non_diagonal_ratio"])
     result = merged(rule, opened(base, experts, Chain(blocks, names)), data)
     return {f"merged/{name}": tensor for name, tensor in result.items()}
@@ -167,7 +144,7 @@ def regmean_pp(case: Case, tensors: Tensors) -> Tensors:
     experts = [state(tensors, prefix) for prefix in inputs["experts"]]
     kept = frozenset(name for name in base if "post_layernorm" in name or "visual_projection" in name)
     data = {
-        f"task{number}": Given([{"pixel_values": tensors[name]} for name in names])
+        f"task{number}": Given(*[{"pixel_values": tensors[name]} for name in names])
         for number, names in enumerate(inputs["pixel_batches"])
     }
     outputs = {}
@@ -183,7 +160,7 @@ def regmean_pp(case: Case, tensors: Tensors) -> Tensors:
 
 def _double(data: dict[str, Given]) -> dict[str, Given]:
     return {
-        task: Given([{key: value.double() for key, value in batch.items()} for batch in given.batches()])
+        task: Given(*[{key: value.double() for key, value in batch.items()} for batch in given.batches()])
         for task, given in data.items()
     }
 
@@ -261,7 +238,7 @@ def com_chain(case: Case, tensors: Tensors, rule: ChainOfMerges) -> Tensors:
     watched.precision = "float64"
     base = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in experts[0].items()}
     data = {
-        f"task{number}": Given([{"x": tensors[name].T.double()}])
+        f"task{number}": Given({"x": tensors[name].T.double()})
         for number, name in enumerate(inputs["inputs"])
     }
     backbone = Chain(blocks, names)
@@ -404,7 +381,7 @@ def featcal_statistics(case: Case, tensors: Tensors) -> Tensors:
     index = params["layer_idx"]
     student, expert = state(tensors, inputs["merged"]), state(tensors, inputs["expert"])
     backbone = _OneBlock(params["clip_config"], index, last=index == params["num_layers"] - 1)
-    students = Given([{"hidden": tensors[name]} for name in inputs["student_hidden"]])
+    students = Given(*[{"hidden": tensors[name]} for name in inputs["student_hidden"]])
     experts = [{"hidden": tensors[name]} for name in inputs["expert_hidden"]]
     alpha = params["teacher_interp_alpha"]
     rule = _Watcher(interpolation=alpha)
@@ -446,7 +423,7 @@ def featcal_tower(case: Case, tensors: Tensors) -> Tensors:
             left -= len(pixels)
             if len(pixels):
                 batches.append({"pixel_values": pixels})
-        data[f"task{number}"] = Given(batches)
+        data[f"task{number}"] = Given(*batches)
     rule = FeatCal(
         ridge=params["lambda_ratio"],
         interpolation=params["teacher_interp_alpha"],
