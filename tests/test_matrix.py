@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from tiny_models import CASES, made
 from torch import nn
 
-import merging
+from merging.calibrators import BUILTIN as CALIBRATORS
 from merging.pipeline import Pipeline
+from merging.strategies import BUILTIN as STRATEGIES
 
 BACKBONES = ("clip", "vit", "llama", "t5", "bert")
 QUICK = {
@@ -23,7 +24,7 @@ QUICK = {
     "prob_surgery": {"steps": 2},
 }
 NEED_ADAPTERS = {"knots", "core_space"}  # their matrix: tests/test_adapter_runs.py
-RULES = [name for name in merging.available("strategies") if name not in {"checkpoint", *NEED_ADAPTERS}]
+RULES = [name for name in STRATEGIES if name not in {"checkpoint", *NEED_ADAPTERS}]
 EXPERTS = ("one", "two")
 CLASSES = 3
 
@@ -88,7 +89,7 @@ def test_every_rule_on_every_backbone(suite: dict[str, Any], rule: str, tmp_path
     assert set(report.tasks) == set(EXPERTS)
 
 
-@pytest.mark.parametrize("calibrator", merging.available("calibrators"))
+@pytest.mark.parametrize("calibrator", CALIBRATORS)
 def test_every_calibrator_on_every_backbone(suite: dict[str, Any], calibrator: str, tmp_path: Path) -> None:
     asked = {"type": calibrator, **QUICK.get(calibrator, {})}
     spec = {**suite, "merge": {"type": "average"}, "calibrate": asked}
