@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -55,7 +56,8 @@ def _main(
 
 
 def run() -> None:
-    """The entry point: ends the process with the exit code of `main`."""
+    """The entry point: ends the process with the exit code of `main`. A SIGTERM cleans up as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
 
 

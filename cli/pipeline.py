@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,7 +102,7 @@ def run(
     if criterion is not None and not sweeps:
         raise SpecError("--criterion says how --sweep chooses, and there is no --sweep")
     pipeline = _opened(spec, sets)
-    with progress_to_stderr(quiet=quiet) as progress:
+    with progress_to_stderr(quiet=quiet) as progress, redirect_stdout(sys.stderr):
         if sweeps:
             pipeline = pipeline.search(
                 sweeps,
@@ -164,7 +166,8 @@ def _opened(path: Path, sets: list[str] | None) -> Pipeline:
     # The spec is read first: what is wrong with it is answered before torch is imported.
     from merging.spec import load_spec
 
-    spec = load_spec(path, sets or ())
-    from merging.pipeline import Pipeline
+    with redirect_stdout(sys.stderr):  # what plug-ins print is talk, not result
+        spec = load_spec(path, sets or ())
+        from merging.pipeline import Pipeline
 
-    return Pipeline.from_spec(spec)
+        return Pipeline.from_spec(spec)

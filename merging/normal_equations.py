@@ -19,7 +19,7 @@ class SolveHealth:
 
     features: int
     tokens: int
-    condition: float  # estimated ratio of the largest to the smallest eigenvalue
+    condition: float  # estimated, of the system on unit diagonal; infinite where it is singular
     ridge: float
     residual: float  # relative to the right-hand side
     fallback: str  # "" or what was done instead of a Cholesky solve
@@ -57,7 +57,7 @@ class NormalEquations:
         """
         target_DD = gram_DD if cross_DD is None else cross_DD
         self.lhs_DD += (gram_DD * scale).to(self.lhs_DD)
-        self.rhs_OD += (weight_OD.to(target_DD) @ target_DD * scale).to(self.rhs_OD)
+        self.rhs_OD += weight_OD.to(DTYPE) @ target_DD.to(DTYPE) * scale
         self.scale += scale
         self.tokens += tokens
         self._noise = max(self._noise, torch.finfo(gram_DD.dtype).eps)
@@ -76,15 +76,19 @@ class NormalEquations:
         lhs_DD = self.lhs_DD + (ridge + damping) * torch.eye(len(self.lhs_DD), dtype=DTYPE)
         anchor = torch.zeros_like(self.rhs_OD) if anchor_OD is None else anchor_OD.to(DTYPE)
         correction_OD = self.rhs_OD + ridge * anchor - anchor @ lhs_DD
-        factor_DD, info = torch.linalg.cholesky_ex(lhs_DD)
+        # Sums round relative to the features' own sizes: what drowns in noise shows only on a unit diagonal.
+        size_D = lhs_DD.diagonal().clamp_min(0).sqrt()
+        size_D = torch.where(size_D > 0, size_D, torch.ones_like(size_D))
+        unit_DD = lhs_DD / size_D[:, None] / size_D[None, :]
+        factor_DD, info = torch.linalg.cholesky_ex(unit_DD)
         condition, fallback = float("inf"), ""
         if int(info) == 0:
-            condition = _condition(lhs_DD, factor_DD)
+            condition = _condition(unit_DD, factor_DD)
         if condition * self._noise < _USABLE:
-            delta_OD = torch.cholesky_solve(correction_OD.T, factor_DD).T
+            delta_OD = torch.cholesky_solve((correction_OD / size_D).T, factor_DD).T / size_D
         else:
-            delta_OD, condition = _pseudo_solve(lhs_DD, correction_OD, len(lhs_DD) * self._noise)
-            fallback = "pseudo-inverse"
+            delta_OD, dropped = _pseudo_solve(unit_DD, size_D, correction_OD, len(lhs_DD) * self._noise)
+            fallback = f"pseudo-inverse without {dropped} of {len(lhs_DD)} directions"
         scale = float((self.rhs_OD + ridge * anchor).norm()) or 1.0
         self.health = SolveHealth(
             features=len(lhs_DD),
@@ -121,17 +125,20 @@ def _condition(lhs_DD: Tensor, factor_DD: Tensor, steps: int = 12) -> float:
     return largest / smallest if smallest > 0 else float("inf")
 
 
-def _pseudo_solve(lhs_DD: Tensor, rhs_OD: Tensor, cutoff: float) -> tuple[Tensor, float]:
-    """rhs · lhs⁺ by eigenvalues, those below cutoff · largest taken as zero; and the condition that is
-    left."""
-    values_D, vectors_DD = torch.linalg.eigh(lhs_DD)
-    largest = float(values_D.abs().max())
-    kept = values_D > cutoff * largest
+def _pseudo_solve(unit_DD: Tensor, size_D: Tensor, rhs_OD: Tensor, cutoff: float) -> tuple[Tensor, int]:
+    """rhs · lhs⁺ for lhs = S · unit · S, without the directions of `unit` below cutoff; how many those are.
+
+    With unit = V Λ Vᵀ over what is kept and S V = Q R, lhs is Q (R Λ Rᵀ) Qᵀ and its Moore-Penrose inverse
+    Q R⁻ᵀ Λ⁻¹ R⁻¹ Qᵀ.
+    """
+    values_D, vectors_DD = torch.linalg.eigh(unit_DD)
+    kept = values_D > cutoff * float(values_D.abs().max())
     if not bool(kept.any()):
-        return torch.zeros_like(rhs_OD), float("inf")
-    inverse_D = torch.where(kept, 1.0 / values_D, torch.zeros_like(values_D))
-    solution_OD = (rhs_OD @ vectors_DD) * inverse_D @ vectors_DD.T
-    return solution_OD, largest / float(values_D[kept].min())
+        return torch.zeros_like(rhs_OD), len(values_D)
+    q_DK, r_KK = torch.linalg.qr(size_D[:, None] * vectors_DD[:, kept])
+    inner_KO = torch.linalg.solve_triangular(r_KK, (rhs_OD @ q_DK).T, upper=True) / values_D[kept][:, None]
+    solution_OD = torch.linalg.solve_triangular(r_KK.T, inner_KO, upper=False).T @ q_DK.T
+    return solution_OD, int((~kept).sum())
 
 
 class NormEquations:

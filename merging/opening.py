@@ -28,6 +28,7 @@ from merging.layer_settings import LayerSettings
 from merging.preflight import config_findings, refuse_unless_allowed
 from merging.spec import Component, PipelineSpec, TaskSpec
 from merging.spec.component import AUTO, AutoSettings
+from merging.streaming import StreamedModel
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,11 @@ def open_models(spec: PipelineSpec) -> Opened:
     backbone = select_backbone(base_at.path, spec.backbone)
     model = backbone.skeleton() if backbone is not None else None
     is_head = backbone.is_head if backbone is not None else _no_head
+    keeps = backbone.keeps if backbone is not None else _no_head
     inputs = {"base": _input(spec.base.model, base_at, base)}
     experts: dict[str, CheckpointSource] = {}
     heads: dict[str, Mapping[str, Tensor]] = {}
-    kept = {name for name in base.names() if is_head(name)}
+    kept = {name for name in base.names() if keeps(name)}
     notes, problems = list(base.notes), []
     for task, ref in spec.experts.items():
         label = f'expert "{task}"'
@@ -84,7 +86,7 @@ def open_models(spec: PipelineSpec) -> Opened:
             problems.append(Problem(f"experts.{task}", error.message, error.remedy))
             problems += error.problems
             continue
-        fit = _aligned(base, source, model, is_head, place.path if ref.adapter is None else base_at.path)
+        fit = _aligned(base, source, model, keeps, place.path if ref.adapter is None else base_at.path)
         problems += fit.problems
         notes += [*source.notes, *fit.notes]
         kept.update(fit.absent)
@@ -95,6 +97,8 @@ def open_models(spec: PipelineSpec) -> Opened:
         raise CheckpointError("the experts do not fit the base", problems=problems)
     folders = {label: given.path for label, given in inputs.items() if label != "base"}
     notes += refuse_unless_allowed(config_findings(base_at.path, folders), spec.allow)
+    if backbone is not None and _walks(spec):
+        StreamedModel(backbone, base.names())  # raises for weights that need more than a renaming
     weights = {task: spec.experts[task].weight for task in experts}
     models = Models(base, experts, weights, backbone, frozenset(kept))
     if unfit := LayerSettings(spec.merge.layers).problems(models, spec.merge.settings):
@@ -105,12 +109,18 @@ def open_models(spec: PipelineSpec) -> Opened:
     if spec.merge.type == "checkpoint":
         settings: Any = spec.merge.settings
         place, source = _opened(settings.model, settings.revision, "merged model")
-        fit = _aligned(base, source, model, is_head, place.path)
+        fit = _aligned(base, source, model, keeps, place.path)
         if fit.problems:
             raise CheckpointError("the merged model does not fit the base", problems=fit.problems)
         inputs["merged"] = _input(settings.model, place, source)
         merged = fit.source
     return Opened(base_at.path, models, inputs, heads, merged, tuple(dict.fromkeys(notes)))
+
+
+def _walks(spec: PipelineSpec) -> bool:
+    """Whether some method runs models, for which weights must be those of the model class."""
+    methods = [strategies.get(spec.merge.type), *(calibrators.get(one.type) for one in spec.calibrate)]
+    return any("data" in method.needs for method in methods)
 
 
 def select_backbone(folder: Path, choice: Component) -> Backbone | None:

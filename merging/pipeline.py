@@ -64,7 +64,9 @@ class Pipeline:
     def validate(self) -> list[str]:
         """Everything that can be known before a weight is read; returns remarks, raises what stops a run."""
         from merging.reporting import task_notes
+        from merging.running import choose_device
 
+        choose_device(self.spec.device)
         opened = self.resolve()
         notes = [note for task in self.tasks().values() for note in task_notes(task)]
         return [*opened.notes, *notes]
@@ -122,13 +124,14 @@ class Pipeline:
         """
         from merging.checkpoints.run_folder import RunFolder
         from merging.provenance import fingerprint
-        from merging.running import Run
+        from merging.running import Run, choose_device
 
         target = Path(out) if out is not None else self.spec.output.path
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
         folder = RunFolder(target.absolute())
         folder.check()
+        choose_device(device or self.spec.device)
         opened, tasks = self.resolve(), self.tasks()
         asked = self.spec.canonical()
         folder.open(fingerprint(asked), asked, overwrite=overwrite)

@@ -73,6 +73,7 @@ class Sweep:
             )
         self.rule, self.backbone, self.models, self.sink = rule, models.backbone, models, sink
         self.source, self.progress, self.notes = student, progress, SweepNotes()
+        self._units = 1  # of progress, as last told
         self.records = Records(work, memory=activation_memory)
         names = models.base.names()
         self.student = StreamedModel(self.backbone, names, device=device, dtype=dtype)
@@ -103,7 +104,7 @@ class Sweep:
             with torch.no_grad():
                 for index, block in enumerate(self.blocks):
                     self._block(index, block, written)
-            self.progress("sweep", 1, 1)
+            self.progress("sweep", self._units, self._units)
         finally:
             self.records.close()
         for name in self.models.base.names():
@@ -141,7 +142,8 @@ class Sweep:
     def _tell(self, index: int, task: int, part: tuple[int, int]) -> None:
         tasks = len(self.models.tasks)
         done = (index * part[1] + part[0]) * tasks + task
-        self.progress("sweep", done, len(self.blocks) * part[1] * tasks)
+        self._units = len(self.blocks) * part[1] * tasks
+        self.progress("sweep", done, self._units)
 
     def _layout(self, index: int) -> Layout:
         """Discovered on the first task's first batch; by the student's block, whoever's inputs are used

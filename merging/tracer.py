@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from merging.contracts.backbone import Backbone
-from merging.errors import TracingError
+from merging.errors import MergingError, TracingError
 from merging.records import Records
 
 
@@ -125,11 +125,26 @@ class BlockTracer(ActivationTracer):
                 self.model(**self.batches[batch])
             except _Reached as reached:
                 found = reached.call
+            except MergingError:
+                raise
+            except Exception as error:  # whatever the model's own code raises
+                raise self._failed(batch, error) from error
         if found is not None:
             return found
         raise TracingError(
             f'the forward ended without reaching block "{wanted.name}"',
             remedy="Blocks must run once, in order; layer drop, early exit and caches prevent that.",
+        )
+
+    def _failed(self, batch: int, error: Exception) -> TracingError:
+        inputs = self.batches[batch].items()
+        shapes = ", ".join(
+            f"{name} {tuple(value.shape)}" for name, value in inputs if isinstance(value, Tensor)
+        )
+        return TracingError(
+            f"the model's forward failed on {self._stream or 'a model'}, batch {batch} ({shapes}): "
+            f"{type(error).__name__}: {error}",
+            remedy="Check the names, shapes and dtypes of this task's inputs against what the model takes.",
         )
 
     def run(

@@ -106,7 +106,7 @@ def test_directions_without_tokens_keep_the_anchor() -> None:
     assert torch.allclose(solved @ seen, weight @ seen, atol=1e-8)
     assert torch.allclose(solved - solved @ seen, anchor - anchor @ seen, atol=1e-8)
     assert equations.health is not None
-    assert equations.health.fallback == "pseudo-inverse"
+    assert equations.health.fallback == "pseudo-inverse without 3 of 5 directions"
     assert equations.health.short_of_tokens
 
 
@@ -166,3 +166,22 @@ def test_records_are_the_same_in_memory_and_on_disk(memory: int, tmp_path: Path)
     assert torch.equal(records.get("a"), torch.zeros(1))
     records.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e4])
+def test_one_huge_feature_does_not_drown_the_others(factor: float) -> None:
+    """Float32 sums of correlated features, one of them scaled: the solve equals the float64 oracle."""
+    mixing, weights = rows(16, 16, seed=7), [rows(4, 16, seed=seed) for seed in (8, 9)]
+    equations, lhs, rhs = NormalEquations(16, 4), torch.zeros(16, 16).double(), torch.zeros(4, 16).double()
+    for seed, weight in enumerate(weights):
+        x = (rows(4000, 16, seed=seed) @ mixing).float()
+        x[:, 0] *= factor
+        gram = x.T @ x / 4000
+        equations.add(weight, gram, tokens=4000)
+        lhs, rhs = lhs + gram.double(), rhs + weight @ gram.double()
+
+    solved = equations.solve(anchor_OD=torch.stack(weights).mean(0))
+
+    assert equations.health is not None
+    assert equations.health.fallback == ""
+    assert torch.allclose(solved, torch.linalg.solve(lhs, rhs.T).T, rtol=1e-6, atol=1e-9)

@@ -244,7 +244,7 @@ def test_few_tokens_leave_unseen_directions_at_the_anchor() -> None:
 
     health = notes["health"]["encoder.layers.0.mlp.fc2"]
     assert health["tokens"] < health["features"]
-    assert health["fallback"] == "pseudo-inverse"
+    assert health["fallback"].startswith("pseudo-inverse without")
     largest = max(float(tensor.abs().max()) for tensor in base.state_dict().values())
     assert max(float(tensor.abs().max()) for tensor in sink.tensors.values()) < 10 * largest
 

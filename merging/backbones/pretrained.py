@@ -89,7 +89,22 @@ class TransformersBackbone(Backbone):
         kwargs: dict[str, Any] = dict(batch)
         if "input_ids" in kwargs:
             kwargs["use_cache"] = False
+        start = getattr(self.config, "decoder_start_token_id", None)
+        if (
+            "input_ids" in kwargs
+            and "decoder_input_ids" not in kwargs
+            and self._has_decoder
+            and start is not None
+        ):
+            kwargs["decoder_input_ids"] = kwargs["input_ids"].new_full((len(kwargs["input_ids"]), 1), start)
         return kwargs
+
+    @property
+    def _has_decoder(self) -> bool:
+        """Whether a decoder must be started, which batches without its inputs do with its first token."""
+        return (
+            bool(getattr(self.config, "is_encoder_decoder", False)) and "Encoder" not in self.architecture()
+        )
 
     def example(self) -> Batch:
         import torch

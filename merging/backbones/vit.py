@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ViT(TransformersBackbone):
     """ViT and DINOv2 (with registers, too), with or without a classifier."""
 
-    head_patterns = (*TransformersBackbone.head_patterns, "*pooler.*")  # no head reads what the pooler makes
+    unread_patterns = ("*pooler.*",)  # heads read the tokens, not what the pooler makes of them
     model_types = frozenset({"vit", "dinov2", "dinov2_with_registers", "deit"})
 
     class Settings(BaseSettings):

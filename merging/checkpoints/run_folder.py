@@ -44,7 +44,7 @@ class RunFolder:
         if self.path.exists() and self._read_state() is None:
             self._refuse_foreign(overwrite)
         try:
-            self.path.mkdir(exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             self.state.mkdir(exist_ok=True)
         except OSError as error:
             raise OutputError(f"nothing can be written in {self.path}: {error.strerror}") from error
@@ -75,12 +75,9 @@ class RunFolder:
         path = self.path
         if path.exists() and not path.is_dir():
             raise OutputError(f"{path} is a file, expected a folder", remedy="Choose another output path.")
-        if not path.exists() and not path.parent.is_dir():
-            raise OutputError(
-                f"{path} cannot be made: {path.parent} is not a folder",
-                remedy="Make it first, or choose another output path.",
-            )
-        place = path if path.exists() else path.parent
+        place = next(part for part in (path, *path.parents) if part.exists())
+        if not place.is_dir():
+            raise OutputError(f"{path} cannot be made: {place} is a file", remedy="Choose another path.")
         if not os.access(place, os.W_OK | os.X_OK):
             raise OutputError(f"{place} is read-only", remedy="Choose another output path.")
 

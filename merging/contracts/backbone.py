@@ -44,6 +44,8 @@ class Backbone(ABC):
         tuple[str, ...]
     ] = ()  # tensors that belong to one task: kept per task, never merged
 
+    unread_patterns: ClassVar[tuple[str, ...]] = ()  # what nothing reads: never merged, experts may lack it
+
     class Settings(BaseSettings):
         """No settings."""
 
@@ -75,6 +77,10 @@ class Backbone(ABC):
     def is_head(self, name: str) -> bool:
         """Whether the stored tensor belongs to one task's head."""
         return any(fnmatch(name, pattern) for pattern in self.head_patterns)
+
+    def keeps(self, name: str) -> bool:
+        """Whether the stored tensor is never merged: a head, or something that nothing reads."""
+        return self.is_head(name) or any(fnmatch(name, pattern) for pattern in self.unread_patterns)
 
     def forward_kwargs(self, batch: Batch) -> dict[str, Any]:
         """What the model is called with: the batch, and caches off."""

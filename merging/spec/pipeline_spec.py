@@ -182,7 +182,7 @@ class PipelineSpec(Settings):
     plugins: tuple[str, ...] = Field(
         default=(), description="Modules or .py files that define further methods."
     )
-    allow: tuple[str, ...] = Field(
+    allow: tuple[Literal["config", "other_base"], ...] = Field(
         default=(), description="Names of pre-flight findings that shall not stop the run."
     )
     notes: str = Field(default="", description="Free text for people; nothing reads it.")

@@ -149,7 +149,7 @@ def _check_output(
     if base is not None:
         inputs["the base"] = base
     for label, ref in inputs.items():
-        if ref.is_local and Path(ref.model) == output.path:
-            findings.add("output.path", f"is the folder of {label}, which would be overwritten")
+        if ref.is_local and output.path.is_relative_to(Path(ref.model)):
+            findings.add("output.path", f"is the folder of {label}, or inside it", "Choose another folder.")
     if output.path.is_file():
         findings.add("output.path", f'"{shortened(str(output.path))}" is a file, expected a folder')
