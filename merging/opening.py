@@ -71,6 +71,8 @@ def open_models(spec: PipelineSpec) -> Opened:
     heads: dict[str, Mapping[str, Tensor]] = {}
     kept = {name for name in base.names() if keeps(name)}
     notes, problems = list(base.notes), []
+    if read_config(base_at.path) is None:
+        notes.append(f"{base_at.path} has no config.json: from_pretrained will not open the results")
     for task, ref in spec.experts.items():
         label = f'expert "{task}"'
         try:

@@ -9,9 +9,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
-from tiny_models import CASES, made
+from tiny_models import CASES, PICTURE, SIZE, TEXT, expert_of, made
 from torch import nn
 
+import merging
+import merging.components
 from merging.calibrators import BUILTIN as CALIBRATORS
 from merging.pipeline import Pipeline
 from merging.strategies import BUILTIN as STRATEGIES
@@ -102,3 +104,23 @@ def test_every_calibrator_on_every_backbone(suite: dict[str, Any], calibrator: s
 
 def test_the_matrix_names_backbones_that_exist() -> None:
     assert set(BACKBONES) <= set(CASES)
+
+
+DATA_FREE = [name for name in RULES if "data" not in merging.components.strategies.get(name).needs]
+
+
+@pytest.mark.parametrize("rule", DATA_FREE)
+def test_every_rule_without_data_ends_on_a_whole_clip(rule: str) -> None:
+    text = transformers.CLIPTextConfig(**SIZE, **TEXT).to_dict()
+    vision = transformers.CLIPVisionConfig(**SIZE, **PICTURE).to_dict()
+    torch.manual_seed(0)
+    base = transformers.CLIPModel(
+        transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    )
+    experts = {task: expert_of(base, seed, noise=0.01) for seed, task in enumerate(EXPERTS, start=1)}
+
+    merged = merging.merge(rule, base, experts, **QUICK.get(rule, {}))
+
+    assert merged.keys() == base.state_dict().keys()
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in merged.values() if tensor.is_floating_point())
+    base.load_state_dict(merged, strict=True)
