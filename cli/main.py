@@ -58,7 +58,9 @@ def _main(
 def run() -> None:
     """The entry point: ends the process with the exit code of `main`. A SIGTERM cleans up as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to clean up while Python shuts down
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:

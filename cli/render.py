@@ -39,12 +39,24 @@ def key_values(pairs: Mapping[str, object], *, indent: int = 0) -> str:
 
 def render_plan(plan: Mapping[str, Any]) -> str:
     """Any nested mapping: single values first, then a section for each part, as a table where it is one."""
+    plan = {**plan, "parameters": _by_fate(plan.get("parameters", {}))}
     single = {key: value for key, value in plan.items() if not _is_nested(value)}
     blocks = [key_values({_title(key): _text(key, value) for key, value in single.items()})] if single else []
     for key, value in plan.items():
         if _is_nested(value) and value:
             blocks.append(f"{_title(key)}\n{_section(key, value, indent=2)}")
     return "\n\n".join(blocks)
+
+
+def _by_fate(parameters: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each thing that becomes of parameters: how many they are, and the first of them."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, fate in parameters.items():
+        groups.setdefault((fate["state"], fate["reason"]), []).append(name)
+    return [
+        {"what": state, "why": reason, "tensors": len(names), "first": names[0]}
+        for (state, reason), names in groups.items()
+    ]
 
 
 def _section(key: str, value: Any, *, indent: int) -> str:

@@ -21,6 +21,7 @@ from merging.registry import did_you_mean
 from merging.spec.component import Component, read_component
 from merging.spec.findings import Findings
 from merging.strategies.checkpoint import Checkpoint
+from merging.vocabulary_comparison import differing
 
 if TYPE_CHECKING:
     from merging.contracts.backbone import Backbone
@@ -60,6 +61,7 @@ def merge(
     }
     if not opened and not issubclass(rule, Checkpoint):
         raise SpecError("there are no experts to merge")
+    _refuse_other_vocabularies(base, experts)
     aliases = _aliases(opened_base, opened)
     models = Models(
         _without(opened_base, aliases),
@@ -89,6 +91,21 @@ def merge(
         merger.merge(models, calibration, sink)
     merged = sink.tensors
     return {tensor: merged[aliases.get(tensor, tensor)] for tensor in opened_base.names()}
+
+
+def _refuse_other_vocabularies(base: Model, experts: Mapping[str, Model]) -> None:
+    """Rows of two folders are compared by index here, which must mean the same tokens."""
+    if not isinstance(base, str | os.PathLike):
+        return
+    folders = {
+        f'expert "{task}"': Path(one) for task, one in experts.items() if isinstance(one, str | os.PathLike)
+    }
+    if problems := differing(Path(base), folders):
+        raise CheckpointError(
+            "the experts' tokens are not the base's",
+            problems=problems,
+            remedy='Use a pipeline, whose "vocabulary" says what shall be done.',
+        )
 
 
 def refuse_misfits(models: Models) -> None:

@@ -35,6 +35,8 @@ class Coordinates:
 
 
 class _Zeros(CheckpointSource):
+    concurrent = False  # one space is kept at a time
+
     def __init__(self, spaces: Coordinates) -> None:
         self.label, self._spaces = "base", spaces
 

@@ -6,14 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from merging.checkpoints.disk_sink import SafetensorsSink
+from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.lora_sink import LoraSink
+from merging.checkpoints.parts import parts_seen
+from merging.components import strategies
 from merging.contracts.merger import MergeNotes
+from merging.data.kept_heads import HEAD_FILE
 from merging.data.task import Task
+from merging.fates import fates
+from merging.layer_settings import LayerSettings
 from merging.opening import Opened
 from merging.provenance import manifest
 from merging.report.card import MethodUsed, Origin, model_card
 from merging.report.report import SURGERY_NOTE
+from merging.report.solver import ParameterFate
 from merging.spec import Component, PipelineSpec
 
 
@@ -40,13 +49,16 @@ def describe(
         device=device,
         calibration=_calibration(tasks),
         notes={
-            **notes,
+            **{key: value for key, value in notes.items() if key not in ("solved", "left")},
             **({"adapter": sink.summary()} if isinstance(sink, LoraSink) else {}),
-            "heads": _heads(tasks),
+            "heads": _heads(tasks, opened.heads),
             "side_files": list(sink.copied.known),
             "not_copied": list(sink.copied.unknown),
         },
     )
+    about["parameters"] = {
+        name: fate.model_dump(exclude_defaults=True) for name, fate in _fates(spec, opened, notes).items()
+    }
     sink.add_file("manifest.json", json.dumps(about, indent=2, ensure_ascii=False, default=str))
     origins = {role: Origin(given.name, given.hub, given.revision) for role, given in opened.inputs.items()}
     changes = any(getattr(method, "changes_inference", False) for _, method in methods)
@@ -63,15 +75,25 @@ def describe(
     )
 
 
-def _heads(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
-    """Task -> the file of its head, and what is in it."""
-    found = {}
+def _fates(spec: PipelineSpec, opened: Opened, notes: Mapping[str, Any]) -> dict[str, ParameterFate]:
+    parts = parts_seen(opened.models, strategies.get(spec.merge.type))
+    layers = LayerSettings(spec.merge.layers)
+    return fates(opened.models, parts, layers, set(notes.get("solved", ())), notes.get("left", {}))
+
+
+def _heads(tasks: Mapping[str, Task], own: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
+    """Task -> the file of the linear head that scores it and what is in it, and that of its expert's own."""
+    found: dict[str, dict[str, Any]] = {}
     for name, task in tasks.items():
         if task.head is not None:
-            shapes = {"weight": list(task.head.weight_CF.shape)}
+            shapes = {"weight": list(task.head.shape)}
             if task.head.bias_C is not None:
                 shapes["bias"] = list(task.head.bias_C.shape)
             found[name] = {"file": f"heads/{name}.safetensors", **shapes}
+    for name, tensors in own.items():
+        if tensors:
+            kept = {"file": f"heads/{name}/{HEAD_FILE}", "tensors": sorted(tensors)}
+            found.setdefault(name, {})["own"] = kept
     return found
 
 
@@ -94,7 +116,9 @@ def _used(component: Component, method: Any) -> MethodUsed:
 
 def _how_to_load(opened: Opened, *, adapter: bool) -> str:
     backbone = opened.models.backbone
-    names = list(getattr(backbone.config, "architectures", None) or ()) if backbone is not None else []
+    if backbone is not None and (code := backbone.how_to_load("path/to/this/folder")):
+        return code
+    names = (read_config(opened.base_folder) or {}).get("architectures") or ()
     name = str(names[0]) if names else "AutoModel"
     if adapter:
         return (

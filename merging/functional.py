@@ -35,8 +35,9 @@ class FunctionalModel:
         self._device, self._dtype = torch.device(device), dtype
         present = {name for name, _ in self._module.named_parameters(remove_duplicate=False)}
         present |= {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
+        self._parts = model.parts
         self._stored = {inside: stored for inside, stored in model.stored.items() if inside in present}
-        self.names = tuple(dict.fromkeys(self._stored.values()))
+        self.names = tuple(dict.fromkeys(map(self._parts.whole, self._stored.values())))
 
     def placed(self, tensor: Tensor) -> Tensor:
         """On the model's device; in the dtype of computation if it is floating."""
@@ -44,7 +45,7 @@ class FunctionalModel:
 
     def features(self, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """What heads read (B F). `weights`: all of `names`."""
-        inside = {name: weights[stored] for name, stored in self._stored.items()}
+        inside = {name: self._parts.read(weights, stored) for name, stored in self._stored.items()}
         inside |= {target: inside[source] for target, source in self._ties.items() if source in inside}
         batch = {name: self.placed(value) for name, value in batch.items()}
         # Both names of a tied tensor are given, and torch's own tying would refuse that.

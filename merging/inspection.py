@@ -118,7 +118,9 @@ def open_model(model: str) -> OpenModel:
         feeds = {stack: tuple(feed.linears for feed in found) for stack, found in feeds_of(backbone).items()}
     except MergingError as error:
         return OpenModel(path, source, architecture, None, None, {}, {}, (*source.notes, error.message))
-    return OpenModel(path, source, architecture, backbone.name, module, stacks, feeds, source.notes)
+    return OpenModel(
+        path, source, architecture or backbone.name, backbone.name, module, stacks, feeds, source.notes
+    )
 
 
 def stacks_in(names: Iterable[str]) -> dict[str, int]:

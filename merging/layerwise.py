@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from merging.checkpoints.sink import CheckpointSink
     from merging.checkpoints.source import CheckpointSource
     from merging.contracts.models import Models
+    from merging.costs.cost import Cost
+    from merging.costs.sizes import Sizes
     from merging.data.task import CalibrationData
     from merging.moments import Moments
     from merging.normal_equations import NormalEquations
+    from merging.ranks import Ranks
+    from merging.solved_blocks import SolvedBlocks
 
 _MEMORY = "one block of two models + 16 D² bytes per feed of a block + one batch; flat in depth and N"
 
@@ -33,6 +37,8 @@ class Placed:
     device: str = "cpu"
     precision: Literal["float32", "float64"] = "float32"  # of the forwards and of the sums
     work: Path | None = None  # where activations go that memory does not hold
+    known: SolvedBlocks | None = None  # where a sweep keeps solved blocks, so that a killed run goes on
+    ranks: Ranks | None = None  # the processes of the run; None: there is one
 
     def computing(self) -> dict[str, Any]:
         import torch
@@ -40,7 +46,14 @@ class Placed:
         return {"device": self.device, "dtype": getattr(torch, self.precision)}
 
     def place(self) -> dict[str, Any]:
-        return {**self.computing(), "work": self.work}
+        from merging.ranks import ALONE
+
+        return {
+            **self.computing(),
+            "work": self.work,
+            "known": self.known,
+            "ranks": self.ranks or ALONE,
+        }
 
 
 class LayerwiseMerger(Placed, LayerRule, Merger):
@@ -49,6 +62,7 @@ class LayerwiseMerger(Placed, LayerRule, Merger):
     needs = frozenset({"base", "data"})
     memory: ClassVar[str] = _MEMORY
     weighted = True
+    together = True
 
     def at(self, name: str) -> LayerRule:
         settings = self.settings_for(name)
@@ -63,6 +77,11 @@ class LayerwiseMerger(Placed, LayerRule, Merger):
         if weights and abs(sum(weights.values())) < 1e-8:
             return ["the weights sum to 0, and tensors that are not solved are the weighted mean"]
         return []
+
+    def cost(self, sizes: Sizes) -> Cost:
+        from merging.costs.sweep_law import sweep_cost
+
+        return sweep_cost(self, sizes)
 
     def merge(
         self,
@@ -104,6 +123,12 @@ class LayerwiseCalibrator(Placed, LayerRule, Calibrator):
     """A calibrator that solves linears (biases and norms, if the rule says so) of an already merged model."""
 
     memory: ClassVar[str] = _MEMORY
+    together = True
+
+    def cost(self, sizes: Sizes) -> Cost:
+        from merging.costs.sweep_law import sweep_cost
+
+        return sweep_cost(self, sizes)
 
     def calibrate(
         self,

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from merging.checkpoints.folder import open_checkpoint
+from merging.checkpoints.lora import is_adapter, open_adapter
+from merging.checkpoints.lora_roles import outline_of
+from merging.checkpoints.parts import parts_seen
+from merging.checkpoints.sink import CheckpointSink
+from merging.checkpoints.source import CheckpointSource
 from merging.components import calibrators, strategies
 from merging.contracts.calibrator import Calibrator
-from merging.contracts.merger import Merger
+from merging.contracts.merger import MergeNotes, Merger
+from merging.contracts.method import Progress, silent
+from merging.contracts.models import Models
+from merging.data.task import CalibrationData
 from merging.layer_settings import LayerSettings
 from merging.layerwise import Placed
 from merging.opening import Opened
@@ -23,6 +32,28 @@ def make_merger(spec: PipelineSpec, opened: Opened, device: str, work: Path | No
     if isinstance(merger, Checkpoint):
         merger.source = opened.merged
     return merger
+
+
+def run_merger(
+    merger: Merger,
+    models: Models,
+    data: CalibrationData | None,
+    sink: CheckpointSink,
+    *,
+    progress: Progress = silent,
+) -> MergeNotes:
+    """Merge into `sink`, with what `layers` leaves out, and fused tensors seen as the backbone's settings
+    say."""
+    parts = parts_seen(models, type(merger))
+    seen = merger.layers.applied(parts.models(models))
+    return merger.merge(seen, data, parts.sink(sink), progress=progress)
+
+
+def open_result(path: Path, opened: Opened) -> CheckpointSource:
+    """A checkpoint that this run made, be it a model or an adapter on the base."""
+    if is_adapter(path):
+        return open_adapter(path, opened.models.base, outline_of(opened.base_folder), path.name)
+    return open_checkpoint(path, path.name)
 
 
 def make_calibrators(spec: PipelineSpec, device: str, work: Path | None) -> list[Calibrator]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from merging.checkpoints.sink import CheckpointSink
     from merging.checkpoints.source import CheckpointSource
     from merging.contracts.models import Models
+    from merging.costs.cost import Cost, Work
+    from merging.costs.sizes import Sizes
     from merging.data.task import CalibrationData
 
 
@@ -54,6 +56,19 @@ class MatrixMerger(TensorMerger):
     @abstractmethod
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:
         """One task vector (O I) of those of all experts. No axis is empty."""
+
+    @abstractmethod
+    def held(self, longer: int, shorter: int, experts: int) -> list[int]:
+        """Bytes of each array that is held for one matrix at most, beside what is read of all models."""
+
+    @abstractmethod
+    def operations(self, longer: int, shorter: int, experts: int) -> Work:
+        """Of merging one matrix."""
+
+    def cost(self, sizes: Sizes) -> Cost:
+        from merging.costs.tensor_law import matrix_rule_cost
+
+        return matrix_rule_cost(self, sizes)
 
     def merge(
         self,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from merging.backbones.routed_experts import routed
 from merging.contracts.backbone import Backbone, Batch
 from merging.errors import TracingError
 from merging.moments import Moments, NormMoments
@@ -22,10 +23,19 @@ class TokenWeights:
     """Token weights of one batch, by linear or norm."""
 
     def __init__(self, backbone: Backbone, batch: Batch, block: Block, reads_out: bool) -> None:
+        """`block`: of the model that runs; routed experts' tokens are those of its latest run."""
         self._backbone, self._batch, self._block = backbone, batch, block
         self._last = block.last and reads_out
 
     def __call__(self, name: str, tokens: tuple[int, ...]) -> Tensor | None:
+        experts = routed(self._block.module, name)
+        if experts is None:
+            return self._of_all(name, tokens)
+        routes = experts.owner.routes
+        weights_N = self._of_all(name, (routes.total,))
+        return None if weights_N is None else weights_N[routes.tokens[experts.number].to(weights_N.device)]
+
+    def _of_all(self, name: str, tokens: tuple[int, ...]) -> Tensor | None:
         weights_BT = self._backbone.token_weights(self._batch, self._block.stack, name, tokens, self._last)
         if weights_BT is not None and tuple(weights_BT.shape) != tuple(tokens):
             raise TracingError(
@@ -49,6 +59,8 @@ class Measure:
         self._block, self._moments, self._norms = block, moments, norms
         self._kinds, self._weights = kinds, weights
         self._kept: dict[Feed, Tensor] = {}
+        self._targets: dict[Feed, Tensor] = {}
+        self._answered: dict[Feed, dict[str, Tensor]] = {}
 
     def observers(self) -> dict[str, Callable[[Tensor], None]]:
         """One walk gives all: the inputs of feeds and norms."""
@@ -63,6 +75,16 @@ class Measure:
         """The expert's walk over the same batch."""
         return self._each_feed(self._pair)
 
+    def answers(self, expert: nn.Module) -> dict[str, Callable[[Tensor], None]]:
+        """With `pairers`: what the linears of the expert's block make of their inputs, where moments are made
+        of that."""
+        return {
+            linear: partial(self._answer, feed, linear, getattr(expert.get_submodule(linear), "bias", None))
+            for feed, moments in self._moments.items()
+            if moments.answers
+            for linear in feed.linears
+        }
+
     def _each_feed(self, action: Callable[[Feed, Tensor], None]) -> dict[str, Callable[[Tensor], None]]:
         return {feed.linears[0]: partial(action, feed) for feed in self._moments}
 
@@ -76,8 +98,23 @@ class Measure:
         self._kept[feed] = x_BTD
 
     def _pair(self, feed: Feed, target_BTD: Tensor) -> None:
+        if self._moments[feed].answers:
+            self._targets[feed] = target_BTD
+        else:
+            self._add_pair(feed, target_BTD)
+
+    def _answer(self, feed: Feed, linear: str, bias_O: Tensor | None, answer_BTO: Tensor) -> None:
+        answered = self._answered.setdefault(feed, {})
+        answered[linear] = answer_BTO if bias_O is None else answer_BTO - bias_O
+        if len(answered) == len(feed.linears):
+            answers_BTO = torch.cat([answered[name] for name in feed.linears], dim=-1)
+            del self._answered[feed]
+            self._add_pair(feed, self._targets.pop(feed), answers_BTO)
+
+    def _add_pair(self, feed: Feed, target_BTD: Tensor, answers_BTO: Tensor | None = None) -> None:
         x_BTD = self._kept.pop(feed)
-        self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]), target_BTD)
+        weights_BT = self._weights(feed.linears[0], x_BTD.shape[:-1])
+        self._moments[feed].add(x_BTD, weights_BT, target_BTD, answers_BTO)
 
     def _add_norm(self, name: str, x_BTD: Tensor) -> None:
         z_BTD = normalised(self._block.module.get_submodule(name), x_BTD, self._kinds[name].offset)

@@ -5,29 +5,36 @@ Shape letters: B examples, T tokens, D features.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from merging.errors import NumericalError
+from merging.ranks import Ranks
 
 
 class Moments:
-    """E[x xᵀ], E[x_target xᵀ] and the means of one feed under one task, weighted per token.
+    """E[x xᵀ], how targets meet x, and the means of one feed under one task, weighted per token.
 
     Sums are kept in float32 (float64 for float64 inputs); what one reads is divided by the total token
     weight, so that neither the number of tokens nor the batch size matters. Padding has weight 0 and is left
-    out."""
+    out. Of E[x xᵀ] only one half is computed."""
 
-    def __init__(self, features: int, *, target: bool = False, unit_tokens: bool = False) -> None:
-        """`target`: also the cross moment with target inputs. `unit_tokens`: scale each token to length 1
-        first."""
+    def __init__(
+        self, features: int, *, target: bool = False, answers: int = 0, unit_tokens: bool = False
+    ) -> None:
+        """`target`: also the cross moment with target inputs; with `answers`, with the so many outputs that a
+        linear makes of them instead. `unit_tokens`: scale each token to length 1 first."""
         self.features, self._target, self._unit = features, target, unit_tokens
         self.total = 0.0  # sum of token weights
         self.tokens = 0  # tokens of non-zero weight
-        self._gram: Tensor | None = None
+        self._half: Tensor | None = None  # the Gram's upper blocks; below them nothing is ever written
         self._cross: Tensor | None = None
+        self._answers = answers
         self._sum = torch.zeros(features)
         self._target_sum = torch.zeros(features)
+        self._gram: Tensor | None = None  # the whole of it, once asked for
 
     @classmethod
     def of(
@@ -36,49 +43,71 @@ class Moments:
         """Moments known from elsewhere, already divided by the number of tokens."""
         moments = cls(len(mean_D), target=True)
         moments.tokens, moments.total = tokens, float(tokens)
-        moments._gram, moments._cross = gram_DD * tokens, cross_DD * tokens
+        moments._half, moments._cross = gram_DD * tokens, cross_DD * tokens
         moments._sum, moments._target_sum = mean_D * tokens, target_mean_D * tokens
         return moments
 
-    def add(self, x_BTD: Tensor, weights_BT: Tensor | None = None, target_BTD: Tensor | None = None) -> None:
+    def add(
+        self,
+        x_BTD: Tensor,
+        weights_BT: Tensor | None = None,
+        target_BTD: Tensor | None = None,
+        answers_BTO: Tensor | None = None,
+    ) -> None:
         """Take in one batch; any leading axes. Raises NumericalError when an input is not finite."""
-        if self._target != (target_BTD is not None):
-            raise ValueError(
-                "target inputs must be given exactly when the moments were made with target=True"
-            )
+        if self._target != (target_BTD is not None) or bool(self._answers) != (answers_BTO is not None):
+            raise ValueError("targets and answers must be given exactly when the moments were made for them")
         x_TD = self._rows(x_BTD, weights_BT)
         w_T = _chosen(weights_BT, x_TD)
         weighted_TD = x_TD if w_T is None else x_TD * w_T[:, None]
-        if self._gram is None:
-            self._gram = torch.zeros(self.features, self.features, dtype=x_TD.dtype, device=x_TD.device)
-            self._sum = self._sum.to(x_TD)
-        self._gram.addmm_(x_TD.T, weighted_TD)
+        if self._half is None:
+            self._half = torch.zeros(self.features, self.features, dtype=x_TD.dtype, device=x_TD.device)
+            self._sum, self._target_sum = self._sum.to(x_TD), self._target_sum.to(x_TD)
+        _add_half_gram(self._half, x_TD, weighted_TD)
+        self._gram = None
         self._sum += weighted_TD.sum(0)
         if target_BTD is not None:
             y_TD = self._rows(target_BTD, weights_BT)
-            if self._cross is None:
-                self._cross = torch.zeros_like(self._gram)
-                self._target_sum = self._target_sum.to(y_TD)
-            self._cross.addmm_(y_TD.T, weighted_TD)
             self._target_sum += y_TD.sum(0) if w_T is None else (y_TD * w_T[:, None]).sum(0)
+            met = y_TD if answers_BTO is None else _wide_rows(answers_BTO, weights_BT)
+            if self._cross is None:
+                self._cross = x_TD.new_zeros(met.shape[1], self.features)
+            self._cross.addmm_(met.T, weighted_TD)
         self.tokens += x_TD.shape[0]
         self.total += float(x_TD.shape[0] if w_T is None else w_T.sum())
         if not bool(torch.isfinite(self._sum).all() and torch.isfinite(self._target_sum).all()):
             raise NumericalError("an activation is not finite")
 
     @property
+    def answers(self) -> int:
+        """Outputs of the linear whose answers are the targets; 0: its inputs are."""
+        return self._answers
+
+    @property
     def gram_DD(self) -> Tensor:
         """E[x xᵀ]; zeros where no token was seen."""
-        if self._gram is None:
+        if self._half is None:
             return torch.zeros(self.features, self.features)
-        return self._gram / max(self.total, _TINY)
+        if self._gram is None:
+            self._gram = _mirrored(self._half).div_(max(self.total, _TINY))
+        return self._gram
 
     @property
     def cross_DD(self) -> Tensor:
         """E[x_target xᵀ]: rows are target features."""
-        if self._cross is None:
-            return torch.zeros(self.features, self.features)
-        return self._cross / max(self.total, _TINY)
+        if self._answers:
+            raise ValueError("these moments were made for answers")
+        return self._met() / max(self.total, _TINY)
+
+    def met(self, weight_OD: Tensor, *, share: float = 1.0) -> Tensor:
+        """E[W x_mixed xᵀ] (O D) for x_mixed = share · x_target + (1 - share) · x, W the linear's weight.
+
+        By the answers where they were measured, else by the cross moment."""
+        if not self._answers:
+            mixed_DD = self.cross_DD * share + self.gram_DD * (1 - share)
+            return weight_OD @ mixed_DD.to(weight_OD)
+        met_OD = (self._met() * (share / max(self.total, _TINY))).to(weight_OD)
+        return met_OD if share == 1 else met_OD.addmm_(weight_OD, self.gram_DD.to(weight_OD), alpha=1 - share)
 
     @property
     def mean_D(self) -> Tensor:
@@ -88,12 +117,33 @@ class Moments:
     def target_mean_D(self) -> Tensor:
         return self._target_sum / max(self.total, _TINY)
 
+    def share_(self, ranks: Ranks, to: int, dtype: torch.dtype) -> None:
+        """Make sums over what all processes took in. Gram and targets are for process `to` alone.
+
+        `dtype`: of the sums, for a process that took in nothing."""
+        if ranks.size == 1:
+            return
+        if self._half is None:
+            self._half = torch.zeros(self.features, self.features, dtype=dtype)
+            self._sum, self._target_sum = self._sum.to(dtype), self._target_sum.to(dtype)
+        ranks.total_(self._half, to)
+        if self._target:
+            if self._cross is None:
+                self._cross = self._half.new_zeros(self._answers or self.features, self.features)
+            ranks.total_(self._cross, to)
+        counts = torch.tensor([self.total, float(self.tokens)], dtype=torch.float64)
+        for sums in (counts, self._sum, self._target_sum):
+            ranks.total_(sums)
+        self.total, self.tokens = float(counts[0]), int(counts[1])
+        self._gram = None
+
+    def _met(self) -> Tensor:
+        if self._cross is None:
+            return torch.zeros(self._answers or self.features, self.features)
+        return self._cross
+
     def _rows(self, x_BTD: Tensor, weights_BT: Tensor | None) -> Tensor:
-        x_TD = x_BTD.reshape(-1, self.features)
-        if x_TD.dtype not in (torch.float32, torch.float64):
-            x_TD = x_TD.float()
-        if weights_BT is not None and bool((weights_BT == 0).any()):
-            x_TD = x_TD[weights_BT.reshape(-1) != 0]
+        x_TD = _wide_rows(x_BTD, weights_BT)
         if self._unit:
             x_TD = x_TD / x_TD.norm(dim=1, keepdim=True).clamp_min(_TINY)
         return x_TD
@@ -123,6 +173,16 @@ class NormMoments:
             self._square += w_T @ z_TD.square()
             self.total += float(w_T.sum())
 
+    def share_(self, ranks: Ranks, dtype: torch.dtype) -> None:
+        """Make sums over what all processes took in."""
+        if ranks.size > 1:
+            if not self.total:
+                self._sum, self._square = self._sum.to(dtype), self._square.to(dtype)
+            total = torch.tensor(self.total, dtype=torch.float64)
+            for sums in (total, self._sum, self._square):
+                ranks.total_(sums)
+            self.total = float(total)
+
     @property
     def mean_D(self) -> Tensor:
         return self._sum / max(self.total, _TINY)
@@ -135,6 +195,16 @@ class NormMoments:
 _TINY = 1e-12
 
 
+def _wide_rows(x_BTD: Tensor, weights_BT: Tensor | None) -> Tensor:
+    """One row a token, without padding, in float32 or wider."""
+    x_TD = x_BTD.reshape(-1, x_BTD.shape[-1])
+    if x_TD.dtype not in (torch.float32, torch.float64):
+        x_TD = x_TD.float()
+    if weights_BT is not None and bool((weights_BT == 0).any()):
+        x_TD = x_TD[weights_BT.reshape(-1) != 0]
+    return x_TD
+
+
 def _chosen(weights_BT: Tensor | None, x_TD: Tensor) -> Tensor | None:
     """Weights of the rows that were kept; None when all of them are 1."""
     if weights_BT is None:
@@ -144,3 +214,28 @@ def _chosen(weights_BT: Tensor | None, x_TD: Tensor) -> Tensor | None:
     if w_T.shape[0] != x_TD.shape[0]:
         raise ValueError(f"{w_T.shape[0]} token weights for {x_TD.shape[0]} tokens")
     return None if bool((w_T == 1).all()) else w_T
+
+
+_ROWS = {1024: 4, 2048: 6}  # blocks of rows in which a Gram is added up, from that many features on
+_MOST_ROWS = 8
+
+
+def _row_blocks(features: int) -> list[tuple[int, int]]:
+    """First row and the one after the last of each block: one block for few features."""
+    count = 1 if features < 512 else next((n for below, n in _ROWS.items() if features < below), _MOST_ROWS)
+    edges = [features * i // count for i in range(count + 1)]
+    return list(pairwise(edges))
+
+
+def _add_half_gram(half_DD: Tensor, x_TD: Tensor, weighted_TD: Tensor) -> None:
+    """The upper blocks of xᵀ w x: half the work of the whole, but for the diagonal blocks."""
+    for start, stop in _row_blocks(len(half_DD)):
+        half_DD[start:stop, start:].addmm_(x_TD[:, start:stop].T, weighted_TD[:, start:])
+
+
+def _mirrored(half_DD: Tensor) -> Tensor:
+    """The whole Gram; each diagonal block is there in full."""
+    whole_DD = half_DD.clone()
+    for start, stop in _row_blocks(len(half_DD)):
+        whole_DD[stop:, start:stop] = half_DD[start:stop, stop:].T
+    return whole_DD

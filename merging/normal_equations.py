@@ -30,11 +30,15 @@ class SolveHealth:
 
 
 class NormalEquations:
-    """W · lhs = rhs with lhs = sum of s·G and rhs = sum of s·W_i·C_i over the tasks folded in so far."""
+    """W · lhs = rhs with lhs = sum of s·G and rhs = sum of s·W_i·G_i, or of s·met, over the tasks folded in.
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    With a `reference` R near the W_i, what is kept of the right side is rhs - R · lhs = sum of s·(W_i - R)·G_i:
+    that loses no digits to what the W_i have in common, so that products in float32 do."""
+
+    def __init__(self, inputs: int, outputs: int, reference_OD: Tensor | None = None) -> None:
         self.lhs_DD = torch.zeros(inputs, inputs, dtype=DTYPE)
-        self.rhs_OD = torch.zeros(outputs, inputs, dtype=DTYPE)
+        self.gap_OD = torch.zeros(outputs, inputs, dtype=DTYPE)  # rhs - R · lhs
+        self.reference_OD = reference_OD
         self.scale = 0.0  # sum of the task scales
         self.tokens = 0
         self.mean_D = torch.zeros(inputs, dtype=DTYPE)
@@ -42,22 +46,24 @@ class NormalEquations:
         self.health: SolveHealth | None = None
         self._noise = torch.finfo(DTYPE).eps
 
-    def add(
-        self,
-        weight_OD: Tensor,
-        gram_DD: Tensor,
-        cross_DD: Tensor | None = None,
-        *,
-        scale: float = 1.0,
-        tokens: int = 0,
-    ) -> None:
-        """lhs += scale · gram; rhs += scale · weight · cross, where cross defaults to the Gram itself.
+    def add(self, weight_OD: Tensor, gram_DD: Tensor, *, scale: float = 1.0, tokens: int = 0) -> None:
+        """lhs += scale · gram; rhs += scale · weight · gram."""
+        if self.reference_OD is None:
+            met_OD = weight_OD.to(DTYPE) @ gram_DD.to(DTYPE)
+        else:
+            apart_OD = weight_OD - self.reference_OD.to(weight_OD.device)
+            met_OD = apart_OD @ gram_DD.to(apart_OD)
+        self._add(met_OD, gram_DD, scale, tokens)
 
-        `cross_DD` is E[x_target xᵀ], target features along its rows.
-        """
-        target_DD = gram_DD if cross_DD is None else cross_DD
-        self.lhs_DD += (gram_DD * scale).to(self.lhs_DD)
-        self.rhs_OD += weight_OD.to(DTYPE) @ target_DD.to(DTYPE) * scale
+    def add_met(self, met_OD: Tensor, gram_DD: Tensor, *, scale: float = 1.0, tokens: int = 0) -> None:
+        """lhs += scale · gram; rhs += scale · met, for what the weight makes of targets: E[W x_target xᵀ]."""
+        if self.reference_OD is not None:
+            raise ValueError("equations with a reference take weights, not what they make of targets")
+        self._add(met_OD, gram_DD, scale, tokens)
+
+    def _add(self, met_OD: Tensor, gram_DD: Tensor, scale: float, tokens: int) -> None:
+        _add_scaled(self.lhs_DD, gram_DD, scale)
+        _add_scaled(self.gap_OD, met_OD, scale)
         self.scale += scale
         self.tokens += tokens
         self._noise = max(self._noise, torch.finfo(gram_DD.dtype).eps)
@@ -70,49 +76,85 @@ class NormalEquations:
     def solve(self, *, ridge: float = 0.0, anchor_OD: Tensor | None = None, damping: float = 0.0) -> Tensor:
         """W = (rhs + ridge · anchor)(lhs + (ridge + damping) I)⁻¹, in float64.
 
-        Without a ridge the solution is sought as anchor plus a correction, so that directions in which the
-        system says nothing (dead features, fewer tokens than features) keep the anchor. `damping` has no
-        counterpart on the right side."""
-        lhs_DD = self.lhs_DD + (ridge + damping) * torch.eye(len(self.lhs_DD), dtype=DTYPE)
-        anchor = torch.zeros_like(self.rhs_OD) if anchor_OD is None else anchor_OD.to(DTYPE)
-        correction_OD = self.rhs_OD + ridge * anchor - anchor @ lhs_DD
+        Where the system cannot be solved by Cholesky, the solution is sought as anchor plus a correction, so
+        that directions in which it says nothing (dead features, fewer tokens than features) keep the anchor.
+        `damping` has no counterpart on the right side."""
+        lhs_DD = self.lhs_DD.clone()
+        lhs_DD.diagonal().add_(ridge + damping)
+        anchor_OD = torch.zeros_like(self.gap_OD) if anchor_OD is None else anchor_OD.to(self.gap_OD)
         # Sums round relative to the features' own sizes: what drowns in noise shows only on a unit diagonal.
         size_D = lhs_DD.diagonal().clamp_min(0).sqrt()
         size_D = torch.where(size_D > 0, size_D, torch.ones_like(size_D))
-        unit_DD = lhs_DD / size_D[:, None] / size_D[None, :]
+        unit_DD = lhs_DD.div_(size_D[:, None]).div_(size_D[None, :])
         factor_DD, info = torch.linalg.cholesky_ex(unit_DD)
         condition, fallback = float("inf"), ""
         if int(info) == 0:
             condition = _condition(unit_DD, factor_DD)
         if condition * self._noise < _USABLE:
-            delta_OD = torch.cholesky_solve((correction_OD / size_D).T, factor_DD).T / size_D
+            start_OD = anchor_OD if self.reference_OD is None else self.reference_OD.to(self.gap_OD)
+            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping)
+            delta_OD = torch.cholesky_solve((wanted_OD / size_D).T, factor_DD).T / size_D
         else:
-            delta_OD, dropped = _pseudo_solve(unit_DD, size_D, correction_OD, len(lhs_DD) * self._noise)
-            fallback = f"pseudo-inverse without {dropped} of {len(lhs_DD)} directions"
-        scale = float((self.rhs_OD + ridge * anchor).norm()) or 1.0
+            start_OD = anchor_OD
+            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping)
+            delta_OD, dropped = _pseudo_solve(unit_DD, size_D, wanted_OD, len(unit_DD) * self._noise)
+            fallback = f"pseudo-inverse without {dropped} of {len(unit_DD)} directions"
+        solution_OD = start_OD + delta_OD
         self.health = SolveHealth(
-            features=len(lhs_DD),
+            features=len(unit_DD),
             tokens=self.tokens,
             condition=condition,
             ridge=ridge,
-            residual=float((delta_OD @ lhs_DD - correction_OD).norm()) / scale,
+            residual=self._residual(solution_OD, anchor_OD, ridge, damping),
             fallback=fallback,
         )
-        return anchor + delta_OD
+        return solution_OD
+
+    def _wanted(self, start_OD: Tensor, anchor_OD: Tensor, ridge: float, damping: float) -> Tensor:
+        """What the change from `start` has to make of lhs + (ridge + damping) I."""
+        wanted_OD = self.gap_OD.clone()
+        if ridge and start_OD is not anchor_OD:
+            wanted_OD += ridge * (anchor_OD - start_OD)
+        if damping:
+            wanted_OD -= damping * start_OD
+        reference_OD = 0 if self.reference_OD is None else self.reference_OD.to(start_OD)
+        apart_OD = reference_OD - start_OD
+        return wanted_OD.addmm_(apart_OD, self.lhs_DD) if bool((apart_OD != 0).any()) else wanted_OD
+
+    def _residual(self, solution_OD: Tensor, anchor_OD: Tensor, ridge: float, damping: float) -> float:
+        """What is missing to rhs + ridge · anchor, relative to it; of some outputs, which tell for all."""
+        some = slice(None, None, max(1, len(solution_OD) // _PROBED))
+        rhs_PD = self.gap_OD[some] + ridge * anchor_OD[some]
+        if self.reference_OD is not None:
+            rhs_PD = rhs_PD + self.reference_OD[some].to(rhs_PD) @ self.lhs_DD
+        solution_PD = solution_OD[some]
+        made_PD = solution_PD @ self.lhs_DD + (ridge + damping) * solution_PD
+        return float((made_PD - rhs_PD).norm()) / (float(rhs_PD.norm()) or 1.0)
 
     def solve_bias(self, weight_OD: Tensor, *, ridge: float = 0.0, anchor_O: Tensor | None = None) -> Tensor:
         """b = (offset - W · mean + ridge · anchor) / (sum of scales + ridge)."""
-        anchor = torch.zeros_like(self.offset_O) if anchor_O is None else anchor_O.to(DTYPE)
+        anchor = torch.zeros_like(self.offset_O) if anchor_O is None else anchor_O.to(self.offset_O)
         return (self.offset_O - weight_OD.to(DTYPE) @ self.mean_D + ridge * anchor) / (self.scale + ridge)
 
 
+def _add_scaled(total: Tensor, part: Tensor, scale: float) -> None:
+    """total += scale · part, rows at a time: a copy in float64 of the whole would only be fetched from memory
+    again."""
+    step = max(1, _AT_ONCE // max(1, total.shape[1]))
+    for start in range(0, len(total), step):
+        total[start : start + step].add_(part[start : start + step].to(total), alpha=scale)
+
+
+_AT_ONCE = 1 << 17  # entries
+_PROBED = 16  # outputs
 _USABLE = (
     0.5  # condition times rounding error of the sums: above this, the smallest directions are only noise
 )
 
 
-def _condition(lhs_DD: Tensor, factor_DD: Tensor, steps: int = 12) -> float:
+def _condition(lhs_DD: Tensor, factor_DD: Tensor) -> float:
     """Largest over smallest eigenvalue by power iteration on the matrix and on its inverse."""
+    steps = 12 if len(lhs_DD) < 2048 else 6  # each reads three matrices
     start_D1 = (
         torch.ones(len(lhs_DD), 1, dtype=DTYPE) + torch.linspace(-0.5, 0.5, len(lhs_DD), dtype=DTYPE)[:, None]
     )

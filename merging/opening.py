@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from merging.backbones.open_clip import OPEN_CLIP, OpenClipConfig
+from merging.backbones.task_heads import head_of
 from merging.checkpoints.alignment import Alignment, align
+from merging.checkpoints.clip_layouts import mixed_libraries
 from merging.checkpoints.folder import config as read_config
-from merging.checkpoints.folder import open_checkpoint
+from merging.checkpoints.folder import open_checkpoint, open_clip_config
 from merging.checkpoints.hub import ResolvedModel, resolve
 from merging.checkpoints.lora import open_adapter
 from merging.checkpoints.lora_roles import outline_of
-from merging.checkpoints.source import CheckpointSource
+from merging.checkpoints.names import NameMap, module_names
+from merging.checkpoints.parts import as_seen
+from merging.checkpoints.prepared import PreparedFolder
+from merging.checkpoints.quantised import QUANTISED_KEYS
+from merging.checkpoints.sink import CheckpointSink
+from merging.checkpoints.source import CheckpointSource, FilledSource
+from merging.checkpoints.vocabulary_rows import vocabulary_axes
+from merging.checkpoints.wrappers import unwrapped
 from merging.components import backbones, calibrators, strategies
 from merging.contracts.backbone import Backbone
+from merging.contracts.method import Method
 from merging.contracts.models import Models
-from merging.data.heads import expert_head, label_problems, load_head
-from merging.data.opening import Purpose, open_examples
-from merging.data.task import Examples, LinearHead, Task
-from merging.errors import CheckpointError, DataError, MergingError, Problem, SpecError
-from merging.evaluation.forward import input_problems
+from merging.errors import CheckpointError, MergingError, Problem, SpecError
 from merging.layer_settings import LayerSettings
-from merging.preflight import config_findings, refuse_unless_allowed
-from merging.spec import Component, PipelineSpec, TaskSpec
+from merging.preflight import (
+    config_findings,
+    config_problems,
+    refuse_unless_allowed,
+    refuse_unwalkable,
+    running_statistics,
+)
+from merging.remembered import Findings, key_of, recall, remember
+from merging.spec import Component, PipelineSpec
 from merging.spec.component import AUTO, AutoSettings
-from merging.streaming import StreamedModel
+from merging.vocabulary import Matched, match_vocabularies
+from merging.vocabulary_comparison import Member
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,17 @@ class Opened:
     )  # the experts' own, read when asked for
     merged: CheckpointSource | None = None  # for the strategy `checkpoint`
     notes: tuple[str, ...] = ()
+    vocabulary: Matched | None = None
+    prepared: PreparedFolder | None = None  # side files that differ from the base's
+
+    @property
+    def side_files(self) -> Path:
+        """Where config, tokenizer and processor of the result lie."""
+        return self.base_folder if self.prepared is None else self.prepared.path
+
+    def pinned(self, sink: CheckpointSink) -> CheckpointSink:
+        """The sink to write to: tokens' rows that no rule may touch stay what they are."""
+        return sink if self.vocabulary is None else self.vocabulary.pinned(sink)
 
 
 def open_models(spec: PipelineSpec) -> Opened:
@@ -61,23 +88,43 @@ def open_models(spec: PipelineSpec) -> Opened:
 
     Raises CheckpointError that lists every tensor of every expert that does not fit.
     """
+    plain = _Plain(spec) if _may_be_plain(spec) else None
+    if plain is not None and (opened := plain.recalled()) is not None:
+        return opened
+    opened = _compared(spec)
+    if plain is not None:
+        plain.remember(opened)
+    return opened
+
+
+def _compared(spec: PipelineSpec) -> Opened:
     base_at, base = _opened(spec.base.model, spec.base.revision, "base")
     backbone = select_backbone(base_at.path, spec.backbone)
     model = backbone.skeleton() if backbone is not None else None
-    is_head = backbone.is_head if backbone is not None else _no_head
-    keeps = backbone.keeps if backbone is not None else _no_head
+    base = unwrapped(base, model)
+    base_head: Callable[[str], bool] = _no_head
+    keeps: Callable[[str], bool] = _no_head
+    if backbone is not None:
+        base_head = _either(backbone.is_head, _task_head(base_at.path, base))
+        keeps = _either(backbone.keeps, base_head)
+    is_outer = backbone.is_outer if backbone is not None else _no_head
+    axes = vocabulary_axes(model, module_names(model, base.names()) if model else NameMap({}), base)
+    members: dict[str, Member] = {}
+    absent: dict[str, tuple[str, ...]] = {}
     inputs = {"base": _input(spec.base.model, base_at, base)}
-    experts: dict[str, CheckpointSource] = {}
     heads: dict[str, Mapping[str, Tensor]] = {}
     kept = {name for name in base.names() if keeps(name)}
     notes, problems = list(base.notes), []
-    if read_config(base_at.path) is None:
+    inside = backbone.module_names(base.names()) if backbone is not None else {}
+    problems += config_problems(model, {name: at for name, at in inside.items() if not keeps(name)}, base)
+    if read_config(base_at.path) is None and open_clip_config(base_at.path) is None:
         notes.append(f"{base_at.path} has no config.json: from_pretrained will not open the results")
     for task, ref in spec.experts.items():
         label = f'expert "{task}"'
         try:
             if ref.adapter is None:
                 place, source = _opened(ref.ref.model, ref.revision, label)
+                source = unwrapped(source, model, base)
             else:
                 place = resolve(ref.adapter, revision=ref.revision, folder=Path.cwd())
                 name = spec.base.model
@@ -88,143 +135,185 @@ def open_models(spec: PipelineSpec) -> Opened:
             problems.append(Problem(f"experts.{task}", error.message, error.remedy))
             problems += error.problems
             continue
-        fit = _aligned(base, source, model, keeps, place.path if ref.adapter is None else base_at.path)
+        if (mixed := mixed_libraries(base, source)) is not None:
+            problems.append(mixed)
+            continue
+        at = place.path if ref.adapter is None else base_at.path
+        is_head = _either(base_head, _task_head(at, source))
+        fit = _aligned(base, source, model, _either(keeps, is_head), at, axes, is_outer)
         problems += fit.problems
         notes += [*source.notes, *fit.notes]
         kept.update(fit.absent)
+        absent[label] = fit.absent
         inputs[label] = _input(ref.ref.model, place, source)
-        experts[task] = fit.source
+        members[label] = Member(fit.source, place.path, ref.weight)
         heads[task] = _HeadTensors(source, is_head)
-    if problems:
-        raise CheckpointError("the experts do not fit the base", problems=problems)
-    folders = {label: given.path for label, given in inputs.items() if label != "base"}
-    notes += refuse_unless_allowed(config_findings(base_at.path, folders), spec.allow)
-    if backbone is not None and _walks(spec):
-        StreamedModel(backbone, base.names())  # raises for weights that need more than a renaming
-    weights = {task: spec.experts[task].weight for task in experts}
-    models = Models(base, experts, weights, backbone, frozenset(kept))
-    if unfit := LayerSettings(spec.merge.layers).problems(models, spec.merge.settings):
-        raise SpecError("merge.layers does not fit the model", problems=unfit)
-    if spec.output.form == "lora":
-        outline_of(base_at.path)  # raises where there is no model class to write an adapter for
-    merged = None
     if spec.merge.type == "checkpoint":
         settings: Any = spec.merge.settings
         place, source = _opened(settings.model, settings.revision, "merged model")
-        fit = _aligned(base, source, model, keeps, place.path)
-        if fit.problems:
-            raise CheckpointError("the merged model does not fit the base", problems=fit.problems)
+        source = unwrapped(source, model, base)
+        fit = _aligned(base, source, model, keeps, place.path, axes, is_outer)
+        problems += fit.problems
         inputs["merged"] = _input(settings.model, place, source)
-        merged = fit.source
-    return Opened(base_at.path, models, inputs, heads, merged, tuple(dict.fromkeys(notes)))
+        members["merged"] = Member(fit.source, place.path)
+    vocabulary = match_vocabularies(spec.vocabulary, base, base_at.path, members, axes, walks=_walks(spec))
+    problems += vocabulary.problems
+    if problems:
+        who = "the experts do" if spec.experts else "the merged model does"
+        raise CheckpointError(f"{who} not fit the base", problems=problems)
+    notes += vocabulary.notes
+    kept |= vocabulary.kept
+    base, merged = vocabulary.base, vocabulary.experts.get("merged")
+    experts = {
+        task: FilledSource(vocabulary.experts[label], base, absent[label])
+        for task, label in ((task, f'expert "{task}"') for task in spec.experts)
+    }
+    if spec.vocabulary is not None:
+        inputs = {role: _with_files(given, vocabulary.files.get(role, ())) for role, given in inputs.items()}
+    prepared = _prepared(base_at.path, vocabulary, backbone)
+    folders = {label: given.path for label, given in inputs.items() if label != "base"}
+    notes += refuse_unless_allowed(config_findings(base_at.path, folders), spec.allow)
+    refuse_unwalkable(backbone, base, base_at.path, _methods(spec))
+    notes += running_statistics(base)
+    weights = {task: spec.experts[task].weight for task in experts}
+    models = Models(base, experts, weights, backbone, frozenset(kept))
+    _refuse_layers(spec, models)
+    if spec.output.form == "lora":
+        outline_of(base_at.path)  # raises where there is no model class to write an adapter for
+    return Opened(
+        base_at.path, models, inputs, heads, merged, tuple(dict.fromkeys(notes)), vocabulary, prepared
+    )
+
+
+def _may_be_plain(spec: PipelineSpec) -> bool:
+    """Whether full checkpoints are to be merged by their tensors alone."""
+    return (
+        not _walks(spec)
+        and spec.merge.type != "checkpoint"
+        and spec.output.form == "model"
+        and spec.vocabulary is None
+        and all(ref.adapter is None for ref in spec.experts.values())
+    )
+
+
+class _Plain:
+    """Opens checkpoints that were opened before, without the libraries that understand them."""
+
+    def __init__(self, spec: PipelineSpec) -> None:
+        self._spec = spec
+        self._base_at, self._base = _opened(spec.base.model, spec.base.revision, "base")
+        self._key: str | None = None
+        self._experts = {}
+        try:
+            for task, ref in spec.experts.items():
+                self._experts[task] = _opened(ref.ref.model, ref.revision, f'expert "{task}"')
+        except MergingError:  # told, with all other problems, by whoever compares them
+            return
+        places = [self._base_at, *(place for place, _ in self._experts.values())]
+        asked = [list(spec.experts), spec.backbone.model_dump(mode="json"), spec.allow]
+        self._key = key_of(
+            asked, self._base, [source for _, source in self._experts.values()], [one.path for one in places]
+        )
+
+    def recalled(self) -> Opened | None:
+        found = None if self._key is None else recall(self._key)
+        if found is None:
+            return None
+        spec, inputs = self._spec, {"base": _input(self._spec.base.model, self._base_at, self._base)}
+        for task, (place, source) in self._experts.items():
+            inputs[f'expert "{task}"'] = _input(spec.experts[task].ref.model, place, source)
+        experts = {task: source for task, (_, source) in self._experts.items()}
+        weights = {task: ref.weight for task, ref in spec.experts.items()}
+        backbone = select_backbone(self._base_at.path, spec.backbone)
+        models = Models(self._base, experts, weights, backbone, frozenset(found.kept))
+        _refuse_layers(spec, models)
+        heads = {
+            task: _HeadTensors(source, frozenset(found.heads.get(task, ())).__contains__)
+            for task, source in experts.items()
+        }
+        return Opened(self._base_at.path, models, inputs, heads, notes=found.notes)
+
+    def remember(self, opened: Opened) -> None:
+        matched = opened.vocabulary
+        changed = matched is not None and (matched.new or matched.rows is not None)
+        if self._key is None or changed or opened.prepared is not None:
+            return
+        heads = {task: tuple(tensors) for task, tensors in opened.heads.items()}
+        remember(self._key, Findings(tuple(sorted(opened.models.kept)), heads, opened.notes))
+
+
+def _refuse_layers(spec: PipelineSpec, models: Models) -> None:
+    seen = as_seen(models, strategies.get(spec.merge.type))
+    if unfit := LayerSettings(spec.merge.layers).problems(seen, spec.merge.settings):
+        raise SpecError("merge.layers does not fit the model", problems=unfit)
+
+
+def _prepared(folder: Path, vocabulary: Matched, backbone: Backbone | None) -> PreparedFolder | None:
+    """Config and tokenizer of a result, where they are not the base's: with more tokens (the backbone has as
+    many from now on), or no longer marked as quantised."""
+    quantised = tuple(key for key in QUANTISED_KEYS if key in (read_config(folder) or {}))
+    if not (vocabulary.new or quantised) or not folder.is_dir():
+        return None
+    rows = None
+    if vocabulary.rows is not None:
+        rows = (vocabulary.height, vocabulary.rows)
+        if backbone is not None:
+            backbone.resize_vocabulary(*rows)
+    return PreparedFolder(folder, rows=rows, new=vocabulary.new, without=quantised)
+
+
+def _with_files(given: Input, more: tuple[Path, ...]) -> Input:
+    return replace(given, files=tuple(dict.fromkeys((*given.files, *more))))
 
 
 def _walks(spec: PipelineSpec) -> bool:
     """Whether some method runs models, for which weights must be those of the model class."""
-    methods = [strategies.get(spec.merge.type), *(calibrators.get(one.type) for one in spec.calibrate)]
-    return any("data" in method.needs for method in methods)
+    return any("data" in method.needs for method in _methods(spec).values())
+
+
+def _methods(spec: PipelineSpec) -> dict[str, type[Method]]:
+    """What the spec asks for, by how an error names it."""
+    return {
+        f'strategy "{spec.merge.type}"': strategies.get(spec.merge.type),
+        **{f'calibrator "{one.type}"': calibrators.get(one.type) for one in spec.calibrate},
+    }
 
 
 def select_backbone(folder: Path, choice: Component) -> Backbone | None:
     """The backbone by name, or the one that takes the `model_type` of the folder's config; None without a
     config."""
-    found = read_config(folder)
+    kind = _kind(folder)
     if choice.type != AUTO:
-        if found is None:
+        if kind is None and read_config(folder) is None:
             raise CheckpointError(f"{folder} has no config.json, so its architecture is not known")
-        return backbones.get(choice.type)(_transformers_config(folder), choice.settings, folder=folder)
-    if found is None or "model_type" not in found:
+        chosen = backbones.get(choice.type)
+        if (kind == OPEN_CLIP) != (OPEN_CLIP in chosen.model_types):
+            ours = "open_clip_config.json" if kind == OPEN_CLIP else f'a config.json of "{kind}"'
+            raise CheckpointError(
+                f'{folder} has {ours}, which backbone "{choice.type}" does not read',
+                remedy='Leave "backbone" out, and it is chosen by the config.',
+            )
+        return chosen(_model_config(folder), choice.settings, folder=folder)
+    if kind is None:
         return None
     assert isinstance(choice.settings, AutoSettings)
-    kind = str(found["model_type"])
     for name in backbones.names():
         if kind in backbones.get(name).model_types:
-            return backbones.get(name)(_transformers_config(folder), folder=folder)
-    return backbones.get("transformers")(_transformers_config(folder), folder=folder)
+            return backbones.get(name)(_model_config(folder), folder=folder)
+    return backbones.get("transformers")(_model_config(folder), folder=folder)
 
 
-def open_tasks(spec: PipelineSpec, opened: Opened) -> dict[str, Task]:
-    """Examples and heads of each expert's task. Raises DataError with every problem of every task."""
-    opening = _TaskOpening(spec, opened)
-    tasks = {name: opening.task(name) for name in spec.experts or spec.tasks}
-    if opening.problems:
-        raise DataError("the tasks' data cannot be used", problems=opening.problems)
-    return tasks
+def _kind(folder: Path) -> str | None:
+    """`model_type` of the folder's config, or open_clip's; None without a config that says it."""
+    if open_clip_config(folder) is not None:
+        return OPEN_CLIP
+    found = read_config(folder)
+    return None if found is None else str(found.get("model_type", "")) or None
 
 
-class _TaskOpening:
-    """Opens task after task and collects what is wrong."""
-
-    def __init__(self, spec: PipelineSpec, opened: Opened) -> None:
-        self._spec, self._opened = spec, opened
-        backbone = opened.models.backbone
-        self._outline = backbone.skeleton() if backbone is not None else None
-        self.problems: list[Problem] = []
-
-    def task(self, name: str) -> Task:
-        given = self._spec.tasks.get(name)
-        if given is None:
-            return Task(name, head=self._own_head(name))
-        calibration = self._attempt(
-            f"tasks.{name}.calibration", self._examples, name, "calibration", given.calibration
-        )
-        test = self._attempt(f"tasks.{name}.test", self._examples, name, "test", given.test)
-        validation = self._attempt(
-            f"tasks.{name}.validation", self._examples, name, "validation", given.validation
-        )
-        head = self._attempt(f"tasks.{name}.head", self._head, name, given)
-        task = Task(name, calibration, test, head, given.metric, validation)
-        self.problems += label_problems(task)
-        found = {"calibration": calibration, "validation": validation, "test": test}
-        for purpose, examples in found.items():
-            if examples is not None and self._outline is not None:
-                self.problems += input_problems(examples, self._outline, f"tasks.{name}.{purpose}")
-        return task
-
-    def _attempt(self, where: str, action: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return action(*arguments)
-        except MergingError as error:
-            self.problems += [Problem(where, error.message, error.remedy), *error.problems]
-            return None
-
-    def _examples(self, name: str, purpose: Purpose, source: Any) -> Examples | None:
-        if source is None:
-            return None
-        return open_examples(
-            source, task=name, purpose=purpose, base_folder=self._opened.base_folder, seed=self._spec.seed
-        )
-
-    def _own_head(self, name: str) -> LinearHead | None:
-        """The expert's classifier, kept though nothing is said of its task."""
-        try:
-            return expert_head(self._opened.heads.get(name, {}), task=name)
-        except DataError:  # it has none, or one that is not linear
-            return None
-
-    def _head(self, name: str, given: TaskSpec) -> LinearHead | None:
-        if given.head is not None and given.head.type == "linear":
-            return load_head(given.head.path, task=name)
-        tensors = self._opened.heads.get(name, {})
-        if given.head is not None or tensors:
-            return expert_head(tensors, task=name)
-        needing = _needing_heads(self._spec)
-        verb = "needs" if len(needing) == 1 and given.test is None else "need"
-        if given.test is not None:
-            needing = ["the test examples", *needing]
-        if needing:
-            raise DataError(
-                f"{' and '.join(needing)} {verb} a head, and the expert's checkpoint has none",
-                remedy='Give one: "head": {"type": "linear", "path": "..."}.',
-            )
-        return None
-
-
-def _needing_heads(spec: PipelineSpec) -> list[str]:
-    """Methods of this spec that look at predictions."""
-    methods: list[tuple[str, Any, str]] = [("strategy", strategies.get(spec.merge.type), spec.merge.type)]
-    methods += [("calibrator", calibrators.get(one.type), one.type) for one in spec.calibrate]
-    return [f'{kind} "{name}"' for kind, method, name in methods if "heads" in method.needs]
+def _model_config(folder: Path) -> Any:
+    found = open_clip_config(folder)
+    return partial(_transformers_config, folder) if found is None else OpenClipConfig(**found)
 
 
 class _HeadTensors(Mapping[str, Tensor]):
@@ -257,8 +346,10 @@ def _aligned(
     model: nn.Module | None,
     is_head: Callable[[str], bool],
     folder: Path,
+    axes: Mapping[str, int],
+    is_outer: Callable[[str], bool],
 ) -> Alignment:
-    return align(base, source, model, is_head, tied=_ties(folder))
+    return align(base, source, model, is_head, tied=_ties(folder), vocabulary=axes, is_outer=is_outer)
 
 
 def _ties(folder: Path) -> bool:
@@ -276,6 +367,15 @@ def _input(name: str, place: ResolvedModel, source: CheckpointSource) -> Input:
     folder = place.path if place.path.is_dir() else place.path.parent
     beside = [folder / "config.json"] if (folder / "config.json").is_file() else []
     return Input(name, place.path, (*source.files, *beside), place.repo_id is not None, place.revision)
+
+
+def _task_head(folder: Path, source: CheckpointSource) -> Callable[[str], bool]:
+    names = (read_config(folder) or {}).get("architectures") or ()
+    return head_of(str(names[0]) if names else None, source.names())
+
+
+def _either(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callable[[str], bool]:
+    return lambda name: first(name) or second(name)
 
 
 def _no_head(name: str) -> bool:

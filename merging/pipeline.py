@@ -56,7 +56,7 @@ class Pipeline:
     def tasks(self) -> dict[str, Task]:
         """Examples and heads of every task."""
         if self._tasks is None:
-            from merging.opening import open_tasks
+            from merging.task_opening import open_tasks
 
             self._tasks = open_tasks(self.spec, self.resolve())
         return self._tasks
@@ -120,15 +120,22 @@ class Pipeline:
     ) -> Report:
         """Do what is missing in the output folder and return the report, which is also left there.
 
-        Raises MergingError; nothing appears under its final name before it is whole.
+        Raises MergingError; nothing appears under its final name before it is whole. Started by torchrun, all
+        its processes share the work, and all return the report.
         """
         from merging.checkpoints.run_folder import RunFolder
         from merging.provenance import fingerprint
+        from merging.ranks import ranks
         from merging.running import Run, choose_device
+        from merging.together import Follower
 
         target = Path(out) if out is not None else self.spec.output.path
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
+        together = ranks()
+        if not together.first:
+            where = choose_device(device or self.spec.device)
+            return Follower(self.spec, self.resolve(), self.tasks(), device=where, ranks=together).serve()
         folder = RunFolder(target.absolute())
         folder.check()
         choose_device(device or self.spec.device)
@@ -144,5 +151,8 @@ class Pipeline:
                 device=device or self.spec.device,
                 progress=progress,
                 curve=self.curve,
+                ranks=together,
             )
-            return run.all(until)
+            report = run.all(until)
+            run.leader.end(report)
+            return report

@@ -12,19 +12,24 @@ from pydantic import Field
 from torch import nn
 
 from merging.calibrators.feature_correction import FeatureCorrector
+from merging.checkpoints.parts import parts_seen
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.merger import TensorMerger
+from merging.contracts.method import Method
 from merging.contracts.vectors import BLOCK_ELEMENTS
+from merging.evaluation.evaluator import is_scored
+from merging.fates import fates, foreseen
 from merging.layer_settings import LayerSettings
 from merging.opening import Opened
 from merging.records import DEFAULT_MEMORY
 from merging.report.entry import Entry
+from merging.report.solver import ParameterFate
 from merging.report.stages import resident
-from merging.spec import Component, OutputSpec
+from merging.spec import Component, OutputSpec, PipelineSpec
 from merging.strategies.ada_merging import AdaMerging
 from merging.strategies.fisher import Fisher
-from merging.tracer import Block, blocks_of, is_linear, is_norm, is_transposed
+from merging.tracer import Block, blocks_of, is_linear, is_transposed
 
 if TYPE_CHECKING:
     from merging.data.task import Task
@@ -66,6 +71,9 @@ class StepPlan(Entry):
     memory_law: str = ""
     peak_bytes: int = Field(description="Estimate of the most memory the process will hold.")
     solved: int = Field(default=0, description="Tensors that are solved in closed form.")
+    unreached: tuple[str, ...] = Field(
+        default=(), description="Stacks that no example reaches: not calibrated (n = 0)."
+    )
 
 
 class LayerPlan(Entry):
@@ -97,6 +105,9 @@ class Plan(Entry):
     disk_free_bytes: int
     peak_bytes: int
     kept: tuple[str, ...] = Field(default=(), description="Tensors that stay the base's.")
+    parameters: dict[str, ParameterFate] = Field(
+        default={}, description="What will become of each stored tensor, if tokens reach all modules."
+    )
     notes: tuple[str, ...] = ()
 
 
@@ -110,10 +121,10 @@ def make_plan(pipeline: Pipeline) -> Plan:
     shape = _Shape(opened)
     steps = [_step("merge", spec.merge, rule, shape, tasks)]
     steps += [_step("calibrate", one, calibrators.get(one.type), shape, tasks) for one in spec.calibrate]
-    if any(task.test is not None for task in tasks.values()):
+    if any(task.test is not None or is_scored(task) for task in tasks.values()):
         evaluated = 3 if spec.calibrate else 2
         peak = shape.runtime + evaluated * shape.parameters * 4
-        steps.append(StepPlan(step="evaluate", method="accuracy and drift", peak_bytes=peak))
+        steps.append(StepPlan(step="evaluate", method="scores and drift", peak_bytes=peak))
     checkpoints = 1 + bool(spec.calibrate)
     output = str(spec.output.path or "")
     return Plan(
@@ -133,8 +144,28 @@ def make_plan(pipeline: Pipeline) -> Plan:
         disk_free_bytes=_free(Path(output)) if output else 0,
         peak_bytes=max(step.peak_bytes for step in steps),
         kept=tuple(sorted(opened.models.kept)),
+        parameters=_fates(spec, opened, shape, tasks),
         notes=tuple(pipeline.validate()),
     )
+
+
+def _fates(
+    spec: PipelineSpec, opened: Opened, shape: _Shape, tasks: Mapping[str, Task]
+) -> dict[str, ParameterFate]:
+    """Those of the run's result: with calibrators, what any of them solves, and what the last one says."""
+    solved: list[str] = []
+    left: dict[str, str] = {}
+    chosen: list[tuple[type[Method], Component]] = [
+        (calibrators.get(one.type), one) for one in spec.calibrate
+    ]
+    for method, asked in chosen or [(strategies.get(spec.merge.type), spec.merge)]:
+        if issubclass(method, LayerRule):
+            now, left = shape.solved_by(method(asked.settings), tasks)
+            solved += now
+        elif issubclass(method, FeatureCorrector):
+            left = dict.fromkeys(opened.models.base.names(), f"{asked.type} leaves the weights as they are")
+    parts = parts_seen(opened.models, strategies.get(spec.merge.type))
+    return fates(opened.models, parts, LayerSettings(spec.merge.layers), set(solved), left)
 
 
 def _layers(merge: Component, opened: Opened) -> tuple[LayerPlan, ...]:
@@ -156,12 +187,13 @@ class _Shape:
         self.largest = max((base.spec(name).elements for name in base.names()), default=0)
         self.blocks: tuple[Block, ...] = ()
         self.outside = 0
-        backbone = opened.models.backbone
+        self.models, self.model = opened.models, nn.Module()
+        self.backbone = backbone = opened.models.backbone
         if backbone is not None:
-            model = backbone.skeleton()
-            self.blocks = blocks_of(model, backbone.stacks(model))
+            self.model = backbone.skeleton()
+            self.blocks = blocks_of(self.model, backbone.stacks(self.model))
             inside = sum(_elements(block.module) for block in self.blocks)
-            self.outside = _elements(model) - inside
+            self.outside = _elements(self.model) - inside
 
     @property
     def stacks(self) -> dict[str, int]:
@@ -169,6 +201,19 @@ class _Shape:
         for block in self.blocks:
             counts[block.stack] = counts.get(block.stack, 0) + 1
         return counts
+
+    def unreached(self, tasks: Mapping[str, Task]) -> tuple[str, ...]:
+        """Stacks of which no task has an example."""
+        given = [task.calibration.batches()[0] for task in tasks.values() if task.calibration]
+        if self.backbone is None or not given:
+            return ()
+        return tuple(
+            stack for stack in self.stacks if not any(self.backbone.sees(batch, stack) for batch in given)
+        )
+
+    def solved_by(self, rule: LayerRule, tasks: Mapping[str, Task]) -> tuple[list[str], dict[str, str]]:
+        """Stored tensors that the rule will solve, and why it leaves the others."""
+        return foreseen(rule, self.models, self.model, self.unreached(tasks))
 
     def sweep_bytes(self, activations: int) -> int:
         """Two models outside their blocks, two blocks, the sums of a block's feeds, the solve's copies, a
@@ -199,12 +244,14 @@ def _feed_bytes(module: nn.Module) -> int:
 
 def _step(step: str, asked: Component, method: Any, shape: _Shape, tasks: Mapping[str, Task]) -> StepPlan:
     solved = 0
+    unreached: tuple[str, ...] = ()
     if issubclass(method, LayerRule):
         widest = max(
             (len(task.calibration.batches()[0]) for task in tasks.values() if task.calibration), default=0
         )
         peak = shape.sweep_bytes(256 << 20 if widest else 0)
-        solved = sum(_solved(block.module, method(asked.settings)) for block in shape.blocks)
+        unreached = shape.unreached(tasks)
+        solved = len(shape.solved_by(method(asked.settings), tasks)[0])
     elif issubclass(method, Fisher):
         peak = shape.runtime + 3 * 4 * shape.parameters + DEFAULT_MEMORY
     elif issubclass(method, AdaMerging):
@@ -228,17 +275,8 @@ def _step(step: str, asked: Component, method: Any, shape: _Shape, tasks: Mappin
         memory_law=method.memory,
         peak_bytes=peak,
         solved=solved,
+        unreached=unreached,
     )
-
-
-def _solved(module: nn.Module, rule: LayerRule) -> int:
-    count = 0
-    for child in module.modules():
-        if is_linear(child):
-            count += 1 + int(rule.biases and child.bias is not None)
-        elif rule.norms and is_norm(child):
-            count += len(list(child.parameters()))
-    return count
 
 
 def _model(opened: Opened, role: str, coefficient: float | None) -> ModelPlan:
@@ -261,7 +299,7 @@ def _model(opened: Opened, role: str, coefficient: float | None) -> ModelPlan:
 def _task(task: Task, *, needs_data: bool) -> TaskPlan:
     uses = [
         *(["statistics"] if task.calibration is not None and needs_data else []),
-        *(["scores"] if task.test is not None and task.head is not None else []),
+        *(["scores"] if is_scored(task) else []),
         *(["drift"] if task.test is not None or task.calibration is not None else []),
     ]
     return TaskPlan(
@@ -269,7 +307,7 @@ def _task(task: Task, *, needs_data: bool) -> TaskPlan:
         calibration_used=len(task.calibration) if task.calibration is not None else 0,
         validation_used=len(task.validation) if task.validation is not None else 0,
         test_used=len(task.test) if task.test is not None else 0,
-        head=" x ".join(map(str, task.head.weight_CF.shape)) if task.head is not None else "",
+        head=" x ".join(map(str, task.head.shape)) if task.head is not None else "",
         used_for=", ".join(uses),
     )
 

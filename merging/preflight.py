@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
+from merging.backbones.open_clip import filled as open_clip_filled
 from merging.checkpoints.folder import config as read_config
+from merging.checkpoints.folder import open_clip_config
 from merging.checkpoints.source import CheckpointSource
+from merging.contracts.backbone import Backbone
+from merging.contracts.layer_rule import LayerRule
+from merging.contracts.method import Method
 from merging.contracts.models import Models
-from merging.errors import CheckpointError, Problem
+from merging.errors import CheckpointError, Problem, TracingError
+from merging.streaming import StreamedModel
 
 NAMES = ("config", "other_base")
 OTHER_BASE = 0.3  # cosine of the matrices: fine-tuning leaves it near 1, another start gives about 0
@@ -24,7 +31,7 @@ SAMPLED_ROWS = 64  # of each matrix
 _HARMLESS = re.compile(
     r"_.*|transformers_version|(torch_)?dtype|architectures|id2label|label2id|num_labels|problem_type|use_cache"
     r"|return_dict|output_.*|.*drop.*|initializer_.*|.*_token_id|task_specific_params|tie_word_embeddings"
-    r"|gradient_checkpointing|vocab_size|name_or_path|finetuning_task|max_length|torchscript|logit_scale.*"
+    r"|gradient_checkpointing|vocab_size|name_or_path|finetuning_task|max_length|torchscript|logit_scale.*|init_logit_.*"
 )
 
 
@@ -46,6 +53,29 @@ def refuse_unless_allowed(findings: Sequence[Finding], allow: Sequence[str]) -> 
             remedy=f'If that is meant, let it through with "allow": [{names}] in the spec.',
         )
     return tuple(f"allowed: {finding.problem}" for finding in findings)
+
+
+def config_problems(
+    model: nn.Module | None, names: Mapping[str, str], base: CheckpointSource
+) -> list[Problem]:
+    """Tensors of the base that are not of the shape which its config gives them: no result would load.
+
+    `names`: stored name -> name in the model."""
+    state = {} if model is None else model.state_dict()
+    differing = [
+        f"{name} is {_sizes(base.spec(name).shape)}, by the config {_sizes(state[inside].shape)}"
+        for name, inside in names.items()
+        if inside in state and tuple(state[inside].shape) != base.spec(name).shape
+    ]
+    if not differing:
+        return []
+    more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+    remedy = "Config and weights do not belong together: get both from one place."
+    return [Problem("base", f"{'; '.join(differing[:5])}{more}", remedy)]
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
 
 
 def config_findings(base: Path, experts: Mapping[str, Path]) -> list[Finding]:
@@ -77,6 +107,41 @@ def weight_findings(models: Models) -> list[Finding]:
     return findings
 
 
+def refuse_unwalkable(
+    backbone: Backbone | None, base: CheckpointSource, folder: Path, methods: Mapping[str, type[Method]]
+) -> None:
+    """Raise CheckpointError where a method runs models, or walks their blocks, and the base cannot be."""
+    runs = [name for name, method in methods.items() if "data" in method.needs]
+    if not runs:
+        return
+    named = " and ".join(runs)
+    if backbone is None:
+        raise CheckpointError(
+            f"{named} cannot run the model: {folder} has no config.json that says its architecture",
+            remedy="Put the model's config.json beside its weights, or use a method that needs no data.",
+        )
+    model = StreamedModel(backbone, base.names())  # raises for weights that need more than a renaming
+    if any(issubclass(method, LayerRule) for method in methods.values()):
+        try:
+            backbone.stacks(model.module)
+        except TracingError as error:
+            raise CheckpointError(
+                f"{named} cannot walk the model: {error.message}", remedy=error.remedy
+            ) from error
+
+
+def running_statistics(base: CheckpointSource) -> tuple[str, ...]:
+    """A remark on batch norms, whose statistics belong to one model's activations."""
+    found = [name for name in base.names() if name.endswith((".running_mean", ".running_var"))]
+    if not found:
+        return ()
+    return (
+        f"{len(found)} running statistics of batch norms ({found[0]}, ...) are merged as weights are, though "
+        "they describe activations that the merged model does not have: run it over training data in "
+        "training mode to set them anew",
+    )
+
+
 def not_finite(models: Models) -> list[Problem]:
     """Every tensor of base and experts that holds NaN or infinity, with how many. Reads all weights."""
     problems = []
@@ -105,14 +170,19 @@ def _cosine(models: Models, expert: CheckpointSource) -> float | None:
 
 
 def _architecture(folder: Path) -> dict[str, Any]:
-    """Flat config without what does not change the meaning of weights; a whole CLIP counts as its tower."""
+    """Flat config without what does not change the meaning of weights; a whole CLIP can be compared with its
+    vision tower."""
     found = _filled(folder)
-    vision = found.get("vision_config")
-    return _flat(vision if isinstance(vision, Mapping) else found)
+    vision, text = found.get("vision_config"), found.get("text_config")
+    if not isinstance(vision, Mapping):
+        return _flat(found)
+    return _flat(vision) | (_flat(text, "text_config.") if isinstance(text, Mapping) else {})
 
 
 def _filled(folder: Path) -> Mapping[str, Any]:
     """The config with transformers' defaults, where it knows the architecture."""
+    if (two_towers := open_clip_config(folder)) is not None:
+        return open_clip_filled(two_towers["model_cfg"])
     raw = read_config(folder)
     if raw is None or "model_type" not in raw:
         return raw or {}

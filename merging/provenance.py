@@ -6,8 +6,10 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import merging
@@ -28,6 +30,12 @@ def versions() -> dict[str, str]:
     return found
 
 
+def code_of(method: type) -> str:
+    """SHA-256 of the file that defines a method; empty where there is no such file."""
+    file = getattr(sys.modules.get(method.__module__), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else ""
+
+
 def fingerprint(values: Any) -> str:
     """SHA-256 of JSON values, in one canonical form."""
     text = json.dumps(values, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
@@ -39,7 +47,7 @@ def merge_facts(
 ) -> dict[str, Any]:
     """Everything that decides the merged checkpoint's bytes. `hashes`: role -> file -> SHA-256."""
     asked = spec.canonical()
-    keys = ("backbone", "merge", "output", "seed")
+    keys = ("backbone", "merge", "output", "seed", "vocabulary")
     weights = {task: expert["weight"] for task, expert in asked["experts"].items()}
     return {
         **{key: asked[key] for key in keys},

@@ -10,7 +10,6 @@ from merging.checkpoints.lora_sink import loss_note
 from merging.checkpoints.manifest import read_manifest
 from merging.components import calibrators
 from merging.data.task import Task
-from merging.layer_settings import LayerSettings
 from merging.opening import Opened
 from merging.provenance import versions
 from merging.report.curve import Curve
@@ -27,7 +26,6 @@ def make_report(
     results: Mapping[str, Path],
     measured: Measured,
     *,
-    layers: LayerSettings,
     curve: Curve | None,
     stages: Sequence[StageReport],
     device: str,
@@ -53,7 +51,9 @@ def make_report(
         calibrators=tuple(one.type for one in used),
         drift=measured.drift_report(),
         solver=tuple(row for about in made.values() for row in _solver_rows(about)),
-        parameters=_fates(opened, layers, made[final.name]),
+        parameters={
+            name: ParameterFate(**fate) for name, fate in made[final.name].get("parameters", {}).items()
+        },
         coefficients=made["merged"].get("notes", {}).get("coefficients", {}),
         curve=curve,
         stages=tuple(stages),
@@ -66,23 +66,6 @@ def task_notes(task: Task) -> tuple[str, ...]:
     """What the report should warn of in a task's examples."""
     splits = (task.calibration, task.validation, task.test)
     return tuple(note for examples in splits if examples is not None for note in examples.notes)
-
-
-def _fates(opened: Opened, layers: LayerSettings, about: Mapping[str, Any]) -> dict[str, ParameterFate]:
-    notes, models = about.get("notes", {}), opened.models
-    solved, left = set(notes.get("solved", ())), notes.get("left", {})
-    fates = {}
-    for name in models.base.names():
-        kept = name in models.kept
-        if name in solved:
-            fates[name] = ParameterFate(state="solved")
-        elif layers.leaves_out(name) and not kept:
-            fates[name] = ParameterFate(state="copied", reason="left out in merge.layers")
-        elif kept or not models.base.spec(name).dtype.is_floating_point:
-            fates[name] = ParameterFate(state="copied", reason="a head" if kept else "not floating point")
-        else:
-            fates[name] = ParameterFate(state="merged", reason=left.get(name, ""))
-    return fates
 
 
 def _solver_rows(about: Mapping[str, Any]) -> list[SolverRow]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,30 +11,34 @@ from typing import Any, Literal
 import torch
 
 from merging.checkpoints.disk_sink import SafetensorsSink
-from merging.checkpoints.folder import open_checkpoint
-from merging.checkpoints.hashing import sha256
-from merging.checkpoints.lora import is_adapter, open_adapter
+from merging.checkpoints.folder import config as read_config
+from merging.checkpoints.hashing import FileHashes
 from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.lora_sink import LoraSink
 from merging.checkpoints.run_folder import RunFolder, write_atomic
-from merging.checkpoints.source import CheckpointSource
 from merging.contracts.calibrator import Calibrator
-from merging.contracts.merger import MergeNotes
+from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress
 from merging.data.heads import save_head
+from merging.data.kept_heads import save_kept_head
 from merging.data.task import CalibrationData, Task
 from merging.describing import describe
 from merging.errors import CheckpointError, DataError, NumericalError, SpecError
-from merging.making import make_calibrators, make_merger
+from merging.layerwise import Placed
+from merging.making import make_calibrators, make_merger, open_result, run_merger
 from merging.opening import Opened
 from merging.preflight import not_finite, refuse_unless_allowed, weight_findings
-from merging.provenance import fingerprint, merge_facts
+from merging.provenance import code_of, fingerprint, merge_facts, versions
+from merging.ranks import ALONE, Ranks
 from merging.report.curve import Curve
 from merging.report.report import Report, StageReport
 from merging.report.stages import Stage
 from merging.reporting import make_report
 from merging.scoring import measure
+from merging.solved_blocks import SolvedBlocks
 from merging.spec import Component, PipelineSpec
+from merging.threads import in_threads
+from merging.together import Leader
 
 
 class Run:
@@ -51,9 +54,10 @@ class Run:
         device: str,
         progress: Progress,
         curve: Curve | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`curve`: the search that chose some of the spec's settings."""
-        self.curve = curve
+        """`curve`: the search that chose some of the spec's settings. `ranks`: this is the first of them."""
+        self.curve, self.leader = curve, Leader(ranks)
         self.spec, self.opened, self.tasks, self.folder = spec, opened, dict(tasks), folder
         self.device, self.progress = choose_device(device), progress
         self.stages: list[StageReport] = []
@@ -78,7 +82,7 @@ class Run:
         with self._stage("evaluate"):
             measured = measure(
                 self.opened.models,
-                {name: self._open(path) for name, path in results.items()},
+                {name: open_result(path, self.opened) for name, path in results.items()},
                 self.tasks,
                 adapt=self._adapt if "calibrated" in results else None,
                 device=self.device,
@@ -90,7 +94,6 @@ class Run:
             self.tasks,
             results,
             measured,
-            layers=self.merger.layers,
             curve=self.curve,
             stages=self.stages,
             device=self.device,
@@ -101,30 +104,45 @@ class Run:
         return report
 
     def _hash_inputs(self) -> None:
-        place = self.folder.state / "hashes.json"
-        known: dict[str, str] = json.loads(place.read_text()) if place.is_file() else {}
-        total = sum(len(given.files) for given in self.opened.inputs.values())
-        done = 0
-        for role, given in self.opened.inputs.items():
-            self.hashes[role] = {}
-            for file in given.files:
-                self.hashes[role][file.name] = sha256(file, known)
-                done += 1
-                self.progress("hash inputs", done, total)
-        write_atomic(place, json.dumps(known, indent=1))
+        known = FileHashes()
+        files = [(role, file) for role, given in self.opened.inputs.items() for file in given.files]
+        self.hashes = {role: {} for role in self.opened.inputs}
+        digests = in_threads(lambda item: known.of(item[1]), files, torch.get_num_threads())
+        for done, ((role, file), digest) in enumerate(zip(files, digests, strict=True), 1):
+            self.hashes[role][file.name] = digest
+            self.progress("hash inputs", done, len(files))
+        known.save()
 
     def _merge(self) -> Path:
         target = self.folder.claim("merged")
         facts = self._merge_facts()
         if not self.folder.stage_done("merged", fingerprint(facts)):
             data = self._data(self.spec.merge) if "data" in self.merger.needs else None
+            known = self._known("merge", self.merger, facts)
             with self._stage("merge"):
                 sink = self._sink(target)
                 with self._inputs_blamed(), sink:
-                    models = self.merger.layers.applied(self.opened.models)
-                    notes = self.merger.merge(models, data, sink, progress=self.progress)
+                    pinned = self.opened.pinned(sink)
+                    shared = self.leader.ask(None, self.merger, sink, known=known)
+                    notes = run_merger(self.merger, self.opened.models, data, pinned, progress=self.progress)
+                    if shared:
+                        self.leader.collect(sink)
                     self._describe(sink, "merged", facts, [(self.spec.merge, self.merger)], notes)
+                known.clear()
         return target
+
+    def _known(self, step: str, method: Merger | Calibrator, facts: Mapping[str, Any]) -> SolvedBlocks:
+        """Blocks that an earlier run has solved in this step, and place for more, told to the method."""
+        decides = {
+            "facts": facts,
+            "device": self.device,
+            "versions": versions(),
+            "code": code_of(type(method)),
+        }
+        known = SolvedBlocks(self.folder.begun / step, fingerprint(decides))
+        if isinstance(method, Placed):
+            method.known = known
+        return known
 
     def _calibrate(self, merged: Path) -> Path:
         target = self.folder.claim("calibrated")
@@ -137,6 +155,10 @@ class Run:
         with self._stage("calibrate"):
             source, steps = merged, self.folder.work / "steps"
             solved: dict[str, Any] = {}
+            known = [
+                self._known(f"calibrate-{number}", calibrator, facts)
+                for number, calibrator in enumerate(self.calibrators)
+            ]
             for number, calibrator in enumerate(self.calibrators):
                 data = self._data(self.spec.calibrate[number])
                 final = number == len(self.calibrators) - 1
@@ -144,9 +166,16 @@ class Run:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 sink = self._sink(place, delivered=final)
                 with self._inputs_blamed(), sink:
+                    shared = self.leader.ask(number, calibrator, sink, merged=source, known=known[number])
                     notes = calibrator.calibrate(
-                        self._open(source), self.opened.models, data, sink, progress=self.progress
+                        open_result(source, self.opened),
+                        self.opened.models,
+                        data,
+                        self.opened.pinned(sink),
+                        progress=self.progress,
                     )
+                    if shared:
+                        self.leader.collect(sink)
                     self._save_plugins(calibrator, plugins)
                     notes = _joined(solved, notes)
                     solved = notes
@@ -157,6 +186,8 @@ class Run:
                         ]
                         self._describe(sink, "calibrated", facts, used, notes)
                 source = place
+            for one in known:
+                one.clear()
         return target
 
     def _save_plugins(self, calibrator: Calibrator, folder: Path) -> None:
@@ -168,7 +199,7 @@ class Run:
     def _place(self, file: Path, name: str) -> None:
         """Move a finished file of ours to its place in the output folder."""
         target = self.folder.claim(name)
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, target)
 
     @contextmanager
@@ -206,7 +237,8 @@ class Run:
             models.base,
             dtype=dtype,
             shard_size=output.shard_size,
-            side_files_from=self.opened.base_folder if self.opened.base_folder.is_dir() else None,
+            side_files_from=self.opened.side_files if self.opened.side_files.is_dir() else None,
+            single_file=models.backbone.weights_file if models.backbone is not None else None,
         )
 
     def _describe(
@@ -236,11 +268,12 @@ class Run:
                 scratch = self.folder.work / "head.safetensors"
                 save_head(task.head, scratch)
                 self._place(scratch, f"heads/{name}.safetensors")
-
-    def _open(self, path: Path) -> CheckpointSource:
-        if is_adapter(path):
-            return open_adapter(path, self.opened.models.base, outline_of(self.opened.base_folder), path.name)
-        return open_checkpoint(path, path.name)
+        for name, tensors in self.opened.heads.items():
+            if tensors:
+                own = self.opened.inputs[f'expert "{name}"'].path
+                config = read_config(own) or read_config(self.opened.side_files)
+                for file in save_kept_head(tensors, config, self.folder.work / "head"):
+                    self._place(file, f"heads/{name}/{file.name}")
 
     def _data(self, method: Component) -> CalibrationData:
         lacking = [task for task in self.opened.models.tasks if self.tasks[task].calibration is None]

@@ -3,11 +3,11 @@ heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.method import Progress, silent
@@ -15,12 +15,11 @@ from merging.contracts.models import Models
 from merging.data.hashing import overlap
 from merging.data.task import Task
 from merging.evaluation.drift import EXAMPLES, BlockDrift, drift
-from merging.evaluation.evaluator import TaskScore, evaluate
+from merging.evaluation.evaluator import evaluate, is_scored
+from merging.evaluation.metric import Adapt, TaskScore
 from merging.report.drift import DriftReport
 from merging.report.scores import TaskReport
 from merging.streaming import load_model
-
-Adapt = Callable[[Tensor, str], Tensor]
 
 
 @dataclass
@@ -34,15 +33,21 @@ class Measured:
         return DriftReport.of(self.drift, examples=EXAMPLES) if self.drift else DriftReport()
 
     def task_reports(self, tasks: Mapping[str, Task]) -> dict[str, TaskReport]:
-        return {name: self._report(task) for name, task in tasks.items() if task.test or task.calibration}
+        return {
+            name: self._report(task)
+            for name, task in tasks.items()
+            if task.test or task.calibration or is_scored(task)
+        }
 
     def _report(self, task: Task) -> TaskReport:
-        found = {kind: scores[task.name].value for kind, scores in self.scores.items() if task.name in scores}
+        scores = {kind: scores[task.name] for kind, scores in self.scores.items() if task.name in scores}
+        found = {kind: score.value for kind, score in scores.items()}
         splits = {"calibration": task.calibration, "test": task.test}
         both = task.calibration is not None and task.test is not None
         return TaskReport.of(
-            metric=task.metric,
-            test_examples=len(task.test) if task.test is not None else 0,
+            metric=task.metric.type,
+            lower_is_better=any(score.lower_is_better for score in scores.values()),
+            test_examples=max((score.examples for score in scores.values()), default=len(task.test or ())),
             calibration_asked=task.calibration.asked if task.calibration is not None else None,
             calibration_used=len(task.calibration) if task.calibration is not None else 0,
             overlap=overlap(task.calibration, task.test) if both else 0,  # type: ignore[arg-type]
@@ -68,9 +73,10 @@ def measure(
     """
     backbone = models.backbone
     measured = Measured()
-    scored = [task for task in tasks.values() if task.test is not None and task.head is not None]
+    scored = [task for task in tasks.values() if is_scored(task)]
     walked = [task for task in tasks.values() if task.test is not None or task.calibration is not None]
-    if backbone is None or not walked:
+    with_expert = [task for task in tasks.values() if task in walked or task in scored]
+    if backbone is None or not with_expert:
         return measured
 
     def score(kind: str, model: nn.Module, some: Sequence[Task], adapted: Adapt | None = None) -> None:
@@ -86,15 +92,15 @@ def measure(
         loaded = {name: load_model(backbone, source, device=device) for name, source in results.items()}
         for name, model in loaded.items():
             score(name, model, scored, adapt if name == "calibrated" else None)
-        for number, task in enumerate(walked):
+        for number, task in enumerate(with_expert):
             if task.name not in models.experts:
                 continue
             expert = load_model(backbone, models.experts[task.name], device=device)
             score("expert", expert, [task] if task in scored else [])
             examples = task.test if task.test is not None else task.calibration
-            assert examples is not None
-            progress("measure drift", number, len(walked))
-            measured.drift[task.name] = drift(expert, loaded, backbone, examples.batches())
-            progress("measure drift", number + 1, len(walked))
+            progress("measure drift", number, len(with_expert))
+            if examples is not None:
+                measured.drift[task.name] = drift(expert, loaded, backbone, examples.batches())
+            progress("measure drift", number + 1, len(with_expert))
             del expert
     return measured

@@ -21,9 +21,10 @@ from merging.data.hashing import overlap
 from merging.data.portion import Portion
 from merging.data.task import CalibrationData, Examples, Task
 from merging.errors import DataError, NumericalError, Problem, RuleError, SpecError
-from merging.evaluation.evaluator import Adapt
+from merging.evaluation.metric import Adapt
+from merging.evaluation.metrics import metric
 from merging.layer_settings import LayerSettings
-from merging.making import make_calibrators, make_merger
+from merging.making import make_calibrators, make_merger, run_merger
 from merging.opening import Opened
 from merging.report.curve import MEANING, Criterion, Curve, CurvePoint
 from merging.running import choose_device
@@ -116,7 +117,7 @@ class _Search:
         for calibrator in used:
             sink = self._sink(spec)
             with sink:
-                calibrator.calibrate(source, self._opened.models, self._data(), sink)
+                calibrator.calibrate(source, self._opened.models, self._data(), self._opened.pinned(sink))
             source = StateDictSource(sink.tensors, "calibrated")
         return source, _adapting(used)
 
@@ -127,10 +128,11 @@ class _Search:
         if self._last is None or self._last[0] != key:
             self._last = None
             merger = make_merger(spec, self._opened, self._device, None)
-            models = merger.layers.applied(self._opened.models.weighed(weights))
+            models = self._opened.models.weighed(weights)
             sink = self._sink(spec)
             with sink:
-                merger.merge(models, self._data() if "data" in merger.needs else None, sink)
+                data = self._data() if "data" in merger.needs else None
+                run_merger(merger, models, data, self._opened.pinned(sink))
             self._last = (key, StateDictSource(sink.tensors, "merged"))
         return self._last[1]
 
@@ -143,7 +145,10 @@ class _Search:
 
 
 def _default(tasks: Mapping[str, Task]) -> Criterion:
-    whole = all(task.validation is not None and task.head is not None for task in tasks.values())
+    whole = all(
+        task.validation is not None and not _lacks_head(task) and metric(task.metric).reads_examples
+        for task in tasks.values()
+    )
     return "validation" if tasks and whole else "features"
 
 
@@ -188,7 +193,17 @@ def _refuse_lacking(tasks: Mapping[str, Task], criterion: Criterion) -> None:
         problems += [
             Problem(f"tasks.{name}.head", f'missing: the criterion "{criterion}" looks at predictions')
             for name, task in tasks.items()
-            if task.head is None
+            if (_lacks_head(task) if criterion == "validation" else task.head is None)
+        ]
+    if criterion == "validation":
+        problems += [
+            Problem(
+                f"tasks.{name}.metric",
+                f'"{task.metric.type}" has test data of its own, and these must not choose settings',
+                'Search by the criterion "features".',
+            )
+            for name, task in tasks.items()
+            if not metric(task.metric).reads_examples
         ]
     for name, task in tasks.items():
         if criterion == "validation" and task.validation is not None and task.test is not None:
@@ -200,6 +215,10 @@ def _refuse_lacking(tasks: Mapping[str, Task], criterion: Criterion) -> None:
                 problems.append(Problem(f"tasks.{name}.validation", what, "Draw them from another split."))
     if problems:
         raise DataError("a search cannot judge its points", problems=problems)
+
+
+def _lacks_head(task: Task) -> bool:
+    return metric(task.metric).reads_head and task.head is None
 
 
 def _judge(

@@ -18,8 +18,9 @@ from merging.data.heads import refuse_misfit
 from merging.data.task import Examples, Task
 from merging.entropy_descent import entropy
 from merging.errors import NumericalError
-from merging.evaluation.evaluator import Adapt, evaluate
+from merging.evaluation.evaluator import evaluate
 from merging.evaluation.forward import all_features
+from merging.evaluation.metric import Adapt, TaskScore
 from merging.streaming import load_model
 
 
@@ -76,7 +77,8 @@ class Entropy(Judge):
 
 
 class ValidationScore(Judge):
-    """The task's metric on its validation examples."""
+    """The task's metric on its validation examples; a perplexity counts as its inverse, the geometric mean of
+    the tokens' probabilities."""
 
     lower_is_better = False
 
@@ -89,7 +91,11 @@ class ValidationScore(Judge):
 
     def worth(self, model: nn.Module, adapt: Adapt) -> dict[str, float]:
         scores = evaluate(model, self._backbone, self._tasks, adapt)
-        return {task: score.value for task, score in scores.items()}
+        return {task: _worth(score) for task, score in scores.items()}
+
+
+def _worth(score: TaskScore) -> float:
+    return 1 / score.value if score.lower_is_better else score.value
 
 
 def _features(model: nn.Module, backbone: Backbone, examples: Examples) -> Tensor:

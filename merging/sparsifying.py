@@ -10,16 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from merging.task_vectors import disjoint_merge, elect_by_mass, largest, magnitude_bits, spread, weighted_sum
+from merging.task_vectors import disjoint_merge, elect_by_mass, largest, masked, spread, weighted_sum
+from merging.thresholds import magnitude_bits
 
 Rescale = Literal["expectation", "norm", "none"]
 
 
 def dropped(deltas_NS: Tensor, keep_NS: Tensor, probability: float | Tensor, rescale: Rescale) -> Tensor:
     """The entries to keep: over their probability, scaled to each expert's L1 norm from before, or as is."""
-    kept_NS = deltas_NS.where(keep_NS, 0)
+    kept_NS = masked(deltas_NS, keep_NS.numpy())
     if rescale == "expectation":
-        return kept_NS / probability
+        return kept_NS.div_(probability)
     if rescale == "none":
         return kept_NS
     before_N = torch.stack([delta_S.abs().sum() for delta_S in deltas_NS])
@@ -49,7 +50,7 @@ def without_outliers(delta_S: Tensor, density: float, gamma: float) -> Tensor:
     keep = int(density * entries)
     top = min(int(gamma * entries), entries - keep)
     bits_S = magnitude_bits(delta_S)
-    return delta_S.where(largest(bits_S, keep + top) & ~largest(bits_S, top), 0)
+    return masked(delta_S, (largest(bits_S, keep + top) & ~largest(bits_S, top)).numpy())
 
 
 def combined(deltas_NS: Tensor, weights_N: Tensor, *, elect: bool, normalize: bool) -> Tensor:

@@ -1,4 +1,5 @@
-"""Means along arcs: interpolation between two tensors, the Karcher mean of several, angles of task vectors.
+"""Means along arcs, from inner products alone: interpolation between two models, the Karcher mean of several,
+angles of task vectors.
 
 Shape letters: N experts, S the shape of a parameter.
 """
@@ -10,73 +11,84 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from merging.task_vectors import weighted_sum
-
 _TINY = 1e-8  # a tensor of a smaller norm has no direction
 
 
-def slerp(a_S: Tensor, b_S: Tensor, t: float, linear_above: float = 0.9995) -> Tensor:
-    """[sin((1 - t) theta) a + sin(t theta) b] / sin theta, theta the angle between them; linear if small.
+def slerp_factors(products_22: Tensor, t: float, linear_above: float = 0.9995) -> Tensor:
+    """[sin((1 - t) theta), sin(t theta)] / sin theta, theta the angle between the two; linear if small.
 
     The tensors themselves are combined, not their unit vectors.
     """
-    cosine = (_unit(a_S) * _unit(b_S)).sum()
+    norms = products_22.diagonal().sqrt()
+    lengths = norms.where(norms > _TINY, 1)
+    cosine = products_22[0, 1] / lengths[0] / lengths[1]
     if cosine.abs() > linear_above:
-        return a_S * (1 - t) + b_S * t
+        return torch.tensor([1 - t, t], dtype=products_22.dtype)
     theta = torch.arccos(cosine)
-    return (torch.sin((1 - t) * theta) * a_S + torch.sin(t * theta) * b_S) / torch.sin(theta)
+    return torch.stack([torch.sin((1 - t) * theta), torch.sin(t * theta)]) / torch.sin(theta)
 
 
-def karcher_mean(tensors_NS: Tensor, weights_N: Tensor, *, iterations: int, tolerance: float) -> Tensor:
-    """The point of the unit sphere with the least weighted squared angle to all, times the mean norm.
+def karcher_factors(products_NN: Tensor, weights_N: Tensor, *, iterations: int, tolerance: float) -> Tensor:
+    """Factors of the point of the unit sphere with the least weighted squared angle to all, times the mean
+    norm.
 
-    Tensors without length have no direction and count only in the norm.
+    Tensors without length have no direction and count only in the norm. Points are written as sums of the
+    unit tensors, in which all products are known.
     """
-    norms_N = torch.stack([tensor_S.norm() for tensor_S in tensors_NS])
+    norms_N = products_NN.diagonal().clamp(min=0).sqrt()
     shares_N = weights_N / weights_N.sum()
     lasting = norms_N > tolerance
+    factors_N = torch.zeros_like(norms_N)
     if not lasting.any():
-        return torch.zeros_like(tensors_NS[0])
-    units_NS = torch.stack([_unit(tensor_S) for tensor_S in tensors_NS[lasting]])
-    pull_N = shares_N[lasting] / shares_N[lasting].sum()
-    start_S = weighted_sum(units_NS, pull_N)
-    mean_S = units_NS[0] if start_S.norm() < tolerance else start_S / start_S.norm()
+        return factors_N
+    lengths = norms_N[lasting]
+    cosines = products_NN[lasting][:, lasting] / lengths[:, None] / lengths
+    pull = shares_N[lasting] / shares_N[lasting].sum()
+    first = torch.zeros_like(pull)
+    first[0] = 1
+    length = _length(pull, cosines)
+    mean = first if length < tolerance else pull / length
     for _ in range(iterations):
-        step_S = _tangent(mean_S, units_NS, pull_N, tolerance)
-        length = step_S.norm()
+        step = _tangent(mean, cosines, pull, tolerance)
+        length = _length(step, cosines)
         if length < tolerance:
             break
-        mean_S = _unit(torch.cos(length) * mean_S + torch.sin(length) * step_S / length)
-    return (shares_N * norms_N).sum() * mean_S
+        mean = torch.cos(length) * mean + torch.sin(length) * step / length
+        mean = mean / _length(mean, cosines)
+    factors_N[lasting] = (shares_N * norms_N).sum() * mean / lengths
+    return factors_N
 
 
-def mean_cosine(deltas_NS: Tensor, *, rows: bool, of: Literal["cosines", "angles"]) -> Tensor:
-    """The cosine between task vectors, averaged over pairs; one, or one per row along the last axis."""
-    flat = deltas_NS if rows and deltas_NS.ndim > 1 else deltas_NS.reshape(len(deltas_NS), 1, -1)
-    norms = flat.norm(dim=-1)
+def mean_cosine(products_NN: Tensor, of: Literal["cosines", "angles"]) -> Tensor:
+    """The cosine between task vectors, averaged over pairs; any further axes stay (N N ... to ...)."""
+    norms = products_NN.diagonal().movedim(-1, 0).clamp(min=0).sqrt()
+    pairs = [(i, j) for i in range(len(norms)) for j in range(i)]
     cosines = []
-    for i in range(len(flat)):
-        for j in range(i):
-            product = norms[i] * norms[j]
-            cosine = (flat[i] * flat[j]).sum(dim=-1) / product.where(product > 0, 1)
-            cosines.append(cosine.clamp(-1, 1))
+    for i, j in pairs:
+        product = norms[i] * norms[j]
+        cosines.append((products_NN[i, j] / product.where(product > 0, 1)).clamp(-1, 1))
     stacked = torch.stack(cosines)
-    mean = stacked.mean(dim=0) if of == "cosines" else stacked.arccos().mean(dim=0).cos()
-    return mean[..., None] if rows and deltas_NS.ndim > 1 else mean[0]
+    return stacked.mean(dim=0) if of == "cosines" else stacked.arccos().mean(dim=0).cos()
 
 
-def _unit(tensor_S: Tensor) -> Tensor:
-    norm = tensor_S.norm()
-    return tensor_S / norm if norm > _TINY else tensor_S
+def row_products(deltas_NS: Tensor) -> Tensor:
+    """Inner products (N N and all axes but the last) of the rows along the last axis."""
+    return torch.einsum("n...d,m...d->nm...", deltas_NS, deltas_NS)
 
 
-def _tangent(mean_S: Tensor, units_NS: Tensor, pull_N: Tensor, tolerance: float) -> Tensor:
+def _length(factors: Tensor, cosines: Tensor) -> Tensor:
+    return (factors @ cosines @ factors).clamp(min=0).sqrt()
+
+
+def _tangent(mean: Tensor, cosines: Tensor, pull: Tensor, tolerance: float) -> Tensor:
     """The weighted mean of the directions in which the units lie, as long as their angles."""
-    steps = []
-    for unit_S in units_NS:
-        cosine = (mean_S * unit_S).sum().clamp(-1, 1)
+    step = torch.zeros_like(mean)
+    for place, cosine in enumerate((cosines @ mean).clamp(-1, 1)):
         theta = torch.arccos(cosine)
         sine = torch.sin(theta)
-        near = theta < tolerance or sine == 0
-        steps.append(torch.zeros_like(mean_S) if near else theta / sine * (unit_S - cosine * mean_S))
-    return weighted_sum(torch.stack(steps), pull_N)
+        if theta < tolerance or sine == 0:
+            continue
+        direction = -cosine * mean
+        direction[place] += 1
+        step += pull[place] * theta / sine * direction
+    return step

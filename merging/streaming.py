@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from merging.checkpoints.parts import Parts
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.backbone import Backbone
 from merging.errors import CheckpointError
@@ -33,9 +34,12 @@ class StreamedModel:
             for name, buffer in module._buffers.items():
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(self._device)
-        self.stored: dict[str, str] = {}  # name in the module -> name in the checkpoint
-        for stored, inside in backbone.module_names(tuple(names)).items():
+        names = tuple(names)
+        self.parts = Parts(backbone.parts(names))
+        self.stored: dict[str, str] = {}  # name in the module -> name in the checkpoint, or of a part there
+        for stored, inside in backbone.module_names(self.parts.names(names)).items():
             self.stored.setdefault(inside, stored)
+        self.inside = {stored: inside for inside, stored in self.stored.items()}
         self.ties = {  # name in the module -> the name whose tensor it shares
             target: source for target, source in _ties(self.module).items() if target not in self.stored
         }
@@ -49,13 +53,14 @@ class StreamedModel:
             raise CheckpointError(
                 f"{len(lost)} of {len(present)} parameters of {type(self.module).__name__} are not in the "
                 f"checkpoint; first: {lost[0]}",
-                remedy="Config and weights do not belong together, or the weights need more than a renaming.",
+                remedy="Config and weights do not belong together, or the model makes these of several "
+                "stored tensors: then only methods that need no data can merge it.",
             )
 
     def attach(self, source: CheckpointSource) -> None:
         """Take weights from `source` from now on; what was loaded is dropped."""
         self.release()
-        self._source = source
+        self._source = self.parts.source(source)
 
     def load(self, prefix: str = "", *, without: Iterable[str] = ()) -> None:
         """Fill all parameters and stored buffers under `prefix`, but for those under any of `without`."""

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from merging.backbones.routed_experts import following, step_of
+from merging.checkpoints.parts import Parts
 from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.backbone import Backbone, Batch
@@ -22,10 +26,15 @@ from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import DataError, NumericalError, TracingError
+from merging.fates import BUFFER, NOT_WALKED, UNSEEN, copied_because, unsolved
 from merging.measuring import Measure, NormKind, TokenWeights, norm_kind, split_by_weights
 from merging.moments import Moments, NormMoments
 from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
+from merging.ranks import ALONE, Ranks
 from merging.records import DEFAULT_MEMORY, Records
+from merging.sharing import shared
+from merging.solved_blocks import Solved, SolvedBlocks
+from merging.stem import Tried
 from merging.streaming import StreamedModel
 from merging.tracer import Block, BlockTracer, Feed, Layout, blocks_of, is_transposed
 
@@ -59,8 +68,11 @@ class Sweep:
         dtype: torch.dtype = torch.float32,
         work: Path | None = None,
         activation_memory: int = DEFAULT_MEMORY,
+        known: SolvedBlocks | None = None,
+        ranks: Ranks = ALONE,
         progress: Progress = silent,
     ) -> None:
+        """`known`: where solved blocks are kept, and those of an earlier run found."""
         if models.backbone is None:
             raise TracingError(
                 "a layer-wise method needs to know the architecture, and the base has no config it can read"
@@ -71,26 +83,42 @@ class Sweep:
                 f"no calibration examples for {', '.join(missing)}",
                 remedy='Give each expert a "calibration" source under "tasks".',
             )
-        self.rule, self.backbone, self.models, self.sink = rule, models.backbone, models, sink
-        self.source, self.progress, self.notes = student, progress, SweepNotes()
+        self.rule, self.backbone, self.known = rule, models.backbone, known
+        self._ranks = ranks
+        self._parts = Parts(self.backbone.parts(models.base.names()))
+        self.models, self.sink = self._parts.models(models), self._parts.sink(sink)
+        self.source, self.progress, self.notes = self._parts.source(student), progress, SweepNotes()
         self._units = 1  # of progress, as last told
         self.records = Records(work, memory=activation_memory)
-        names = models.base.names()
+        self._dtype = dtype
+        names = self.models.base.names()
         self.student = StreamedModel(self.backbone, names, device=device, dtype=dtype)
         self.expert = StreamedModel(self.backbone, names, device=device, dtype=dtype)
-        stacks = self.backbone.stacks(self.student.module)
+        self._batches: dict[str, Sequence[Batch]] = {
+            task: shared(data[task].batches(), ranks, task) for task in models.tasks
+        }
+        every = self.backbone.stacks(self.student.module)
+        self._seeing = {stack: self._tasks_that_see(stack) for stack in every}  # tasks whose data reach it
+        stacks = tuple(stack for stack in every if self._seeing[stack])
         self.blocks = blocks_of(self.student.module, stacks)
         self._expert_blocks = blocks_of(self.expert.module, stacks)
         if not self.blocks:
             raise TracingError(f"{type(self.student.module).__name__} has no list of blocks to walk")
-        self._batches: dict[str, Sequence[Batch]] = {task: data[task].batches() for task in models.tasks}
+        unreached = [stack for stack in every if not self._seeing[stack]]
+        self._unsolved = unsolved(rule, self.student.module, every, unreached)
         self._forwards = {
             task: _Forwards(self.backbone, batches, device) for task, batches in self._batches.items()
         }
         walks = {"student": (self.student, self.blocks), "expert": (self.expert, self._expert_blocks)}
+        tried = Tried()
         self._tracers = {
             (who, task): BlockTracer(
-                model.module, blocks, self._forwards[task], self.records, stream=f"{who} {task}"
+                model.module,
+                blocks,
+                self._forwards[task],
+                self.records,
+                stream=f"{who} {task}",
+                tried=tried,
             )
             for who, (model, blocks) in walks.items()
             for task in models.tasks
@@ -98,7 +126,7 @@ class Sweep:
 
     def run(self) -> SweepNotes:
         self.student.attach(self.source)
-        self.student.load(without=[block.name for block in self.blocks])
+        self.student.load(without=self._seeing)
         written: set[str] = set()
         try:
             with torch.no_grad():
@@ -111,25 +139,21 @@ class Sweep:
             if name not in written:
                 self.sink.write(name, self.source.read(name))
                 self.notes.left.setdefault(name, self._reason(name))
+        self.notes.solved = self._parts.wholes(self.notes.solved)
+        self.notes.left = {self._parts.whole(name): why for name, why in self.notes.left.items()}
         return self.notes
+
+    def _tasks_that_see(self, stack: str) -> tuple[str, ...]:
+        return tuple(task for task, batches in self._batches.items() if self.backbone.sees(batches[0], stack))
 
     def _block(self, index: int, block: Block, written: set[str]) -> None:
         self.student.load(block.name)
-        layout = self._layout(index)
-        solved: dict[str, Tensor] = {}
-        if self.rule.chain == "feed":
-            for number, feed in enumerate(layout.feeds):
-                final = number == len(layout.feeds) - 1 and not self.rule.norms
-                part = self._solve(index, Layout((feed,), ()), (number, len(layout.feeds)), final=final)
-                self._take(part, solved)
-            if self.rule.norms:
-                self._take(self._solve(index, Layout((), layout.norms), (0, 1), final=True), solved)
+        if self.known is not None and index < self.known.count:
+            solved = self._recalled(index, self.known.read(index))
         else:
-            part = self._solve(index, layout, (0, 1), final=True)
-            if self.rule.chain == "block":
-                self._take(part, solved)
-            else:
-                solved.update(part)
+            solved = self._solve_block(index, block)
+            if self.known is not None and self._ranks.first:
+                self.known.keep(index, Solved(solved, self._health_of(block)))
         if index + 1 < len(self.blocks) and self.rule.inputs != "expert":
             self._advance(index)
         for name, tensor in solved.items():
@@ -139,8 +163,49 @@ class Sweep:
             self.notes.solved.append(stored)
         self.student.release(block.name)
 
+    def _solve_block(self, index: int, block: Block) -> dict[str, Tensor]:
+        """New tensors of the block, already taken by the student if the rule chains."""
+        layout = self._layout(index)
+        solved: dict[str, Tensor] = {}
+        if self.rule.chain == "feed":
+            steps = [tuple(feeds) for _, feeds in groupby(layout.feeds, key=partial(_step, block))]
+            for number, feeds in enumerate(steps):
+                final = number == len(steps) - 1 and not self.rule.norms
+                step = Layout(feeds, (), layout.order)
+                part = self._solve(index, step, (number, len(steps)), final=final)
+                self._take(part, solved)
+            if self.rule.norms:
+                step = Layout((), layout.norms, layout.order)
+                self._take(self._solve(index, step, (0, 1), final=True), solved)
+        else:
+            part = self._solve(index, layout, (0, 1), final=True)
+            if self.rule.chain == "block":
+                self._take(part, solved)
+            else:
+                solved.update(part)
+        return solved
+
+    def _recalled(self, index: int, block: Solved) -> dict[str, Tensor]:
+        """A block that an earlier run has solved: only what later blocks are fed with is computed again."""
+        if self.rule.chain != "none":
+            self._take(block.tensors, {})
+        if index + 1 < len(self.blocks) and (self.rule.targets or self.rule.inputs == "expert"):
+            for task in self._seeing[self.blocks[index].stack]:
+                tracer = self._tracers["expert", task]
+                with self._expert_at(task, index):
+                    for batch in range(len(self._batches[task])):
+                        tracer.record(index, batch, tracer.run(index, tracer.call(index, batch), {}))
+        for feed, health in block.notes["health"].items():
+            self.notes.health[feed] = SolveHealth(**health)
+        self._tell(index + 1, 0, (0, 1))
+        return block.tensors
+
+    def _health_of(self, block: Block) -> dict[str, Any]:
+        mine = {f: h for f, h in self.notes.health.items() if f.startswith(f"{block.name}.")}
+        return {"health": {feed: asdict(health) for feed, health in mine.items()}}
+
     def _tell(self, index: int, task: int, part: tuple[int, int]) -> None:
-        tasks = len(self.models.tasks)
+        tasks = len(self.models.tasks)  # an upper bound, where some of them do not reach all stacks
         done = (index * part[1] + part[0]) * tasks + task
         self._units = len(self.blocks) * part[1] * tasks
         self.progress("sweep", done, self._units)
@@ -148,20 +213,21 @@ class Sweep:
     def _layout(self, index: int) -> Layout:
         """Discovered on the first task's first batch; by the student's block, whoever's inputs are used
         later."""
-        task = self.models.tasks[0]
+        task, runs = self._seeing[self.blocks[index].stack][0], self.blocks[index]
         if self.rule.inputs == "expert":
+            runs = self._expert_blocks[index]
             with self._expert_at(task, index):
                 layout = self._tracers["expert", task].layout(index, 0)
         else:
             layout = self._tracers["student", task].layout(index, 0)
-        weights = TokenWeights(self.backbone, self._batches[task][0], self.blocks[index], self.rule.reads_out)
+        weights = TokenWeights(self.backbone, self._batches[task][0], runs, self.rule.reads_out)
         feeds = tuple(
             alike
             for feed in layout.feeds
             for part in split_by_weights(feed, weights)
             for alike in self._split_by_rule(index, part)
         )
-        return Layout(feeds, layout.norms)
+        return Layout(feeds, layout.norms, layout.order)
 
     def _split_by_rule(self, index: int, feed: Feed) -> list[Feed]:
         """The feed in parts whose linears are solved with the same settings."""
@@ -177,7 +243,7 @@ class Sweep:
         return [feed._replace(linears=tuple(linears)) for _, linears in parts]
 
     def _rule_at(self, block: Block, linear: str) -> LayerRule:
-        return self.rule.at(self.student.stored[f"{block.name}.{linear}.weight"])
+        return self.rule.at(self._parts.whole(self.student.stored[f"{block.name}.{linear}.weight"]))
 
     def _take(self, part: dict[str, Tensor], solved: dict[str, Tensor]) -> None:
         for name, tensor in part.items():
@@ -186,7 +252,7 @@ class Sweep:
 
     def _advance(self, index: int) -> None:
         """Run the block with its new weights and record what it answers."""
-        for task in self.models.tasks:
+        for task in self._seeing[self.blocks[index].stack]:
             tracer = self._tracers["student", task]
             for batch in range(len(self._batches[task])):
                 tracer.record(index, batch, tracer.run(index, tracer.call(index, batch), {}))
@@ -199,24 +265,40 @@ class Sweep:
         block = self.blocks[index]
         norms = layout.norms if self.rule.norms else ()
         feeds = layout.feeds
-        systems = {feed: NormalEquations(feed.features, self._outputs(block, feed)) for feed in feeds}
+        systems = {feed: self._equations(block, feed) for feed in feeds}
         kinds = {name: norm_kind(block.module.get_submodule(name)) for name in norms}
         affine = {name: NormEquations(kind.features, shift=kind.shift) for name, kind in kinds.items()}
-        for number, task in enumerate(self.models.tasks):
+        seen: set[Feed | str] = set()  # those that some task has a token for; the others stay as they are
+        for number, task in enumerate(self._seeing[block.stack]):
             self._tell(index, number, part)
-            moments, norm_moments = self._measure(index, task, feeds, kinds, final)
-            for feed, equations in systems.items():
+            moments, norm_moments = self._measure(index, task, layout, kinds, final)
+            for place, (feed, equations) in enumerate(systems.items()):
+                owner, taken = self._ranks.owner(place), moments.pop(feed)  # freed as soon as it is folded in
+                taken.share_(self._ranks, owner, self._dtype)
+                if not taken.tokens:
+                    continue
+                seen.add(feed)
+                if owner != self._ranks.rank:
+                    continue
                 weight_OD, bias_O = self._stacked(self.models.experts[task], block, feed)
-                self._rule_at(block, feed.linears[0]).add(equations, weight_OD, moments[feed])
+                self._rule_at(block, feed.linears[0]).add(equations, weight_OD, taken)
                 if self.rule.biases and bias_O is not None:
-                    self.rule.add_bias(equations, weight_OD, bias_O, moments[feed])
+                    self.rule.add_bias(equations, weight_OD, bias_O, taken)
             for name, norm in affine.items():
+                norm_moments[name].share_(self._ranks, self._dtype)
+                if not norm_moments[name].total:
+                    continue
+                seen.add(name)
                 scale_D, shift_D = self._norm(self.models.experts[task], block, name, kinds[name])
                 self.rule.add_norm(norm, scale_D, shift_D, norm_moments[name])
         found: dict[str, Tensor] = {}
-        for feed, equations in systems.items():
-            found.update(self._solved_feed(block, feed, equations))
+        for place, feed in enumerate(feeds):
+            equations = systems.pop(feed)
+            if feed in seen:
+                found.update(self._solved_by(self._ranks.owner(place), block, feed, equations))
         for name, norm in affine.items():
+            if name not in seen:
+                continue
             merged = self._norm(self.source, block, name, kinds[name])
             base = self._norm(self.models.base, block, name, kinds[name])
             scale_D, shift_D = self.rule.solve_norm(norm, merged, base)
@@ -227,7 +309,34 @@ class Sweep:
             if not bool(torch.isfinite(tensor).all()):
                 raise NumericalError(f'the solution for "{name}" is not finite', remedy="Raise the ridge.")
         kept = self.models.kept
-        return {name: tensor for name, tensor in found.items() if self.student.stored[name] not in kept}
+        return {
+            name: tensor.to(self._dtype, copy=True)
+            for name, tensor in found.items()
+            if self.student.stored[name] not in kept
+        }
+
+    def _equations(self, block: Block, feed: Feed) -> NormalEquations:
+        reference_OD = None if self.rule.targets else self._stacked(self.source, block, feed)[0]
+        return NormalEquations(feed.features, self._outputs(block, feed), reference_OD)
+
+    def _solved_by(
+        self, owner: int, block: Block, feed: Feed, equations: NormalEquations
+    ) -> dict[str, Tensor]:
+        """The feed's new tensors, which one process solves and tells the others."""
+        mine = self._ranks.rank == owner
+        found = self._solved_feed(block, feed, equations) if mine else {}
+        if self._ranks.size == 1:
+            return found
+        about = {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()}
+        about, health = self._ranks.tell((about, equations.health), owner)
+        if health is not None:
+            self.notes.health[f"{block.name}.{feed.linears[0]}"] = health
+        return {
+            name: self._ranks.from_rank(
+                found[name].contiguous() if mine else torch.empty(shape, dtype=dtype), owner
+            )
+            for name, (shape, dtype) in about.items()
+        }
 
     def _solved_feed(self, block: Block, feed: Feed, equations: NormalEquations) -> dict[str, Tensor]:
         merged_OD, merged_O = self._stacked(self.source, block, feed)
@@ -250,30 +359,43 @@ class Sweep:
         return found
 
     def _measure(
-        self, index: int, task: str, feeds: Sequence[Feed], kinds: Mapping[str, NormKind], final: bool
+        self, index: int, task: str, layout: Layout, kinds: Mapping[str, NormKind], final: bool
     ) -> tuple[dict[Feed, Moments], dict[str, NormMoments]]:
         """Statistics of one task's inputs to the block's feeds and norms."""
         rule, block = self.rule, self.blocks[index]
         moments = {
-            feed: Moments(feed.features, target=rule.targets, unit_tokens=rule.unit_tokens) for feed in feeds
+            feed: Moments(
+                feed.features,
+                target=rule.targets,
+                answers=self._answers(block, feed) if rule.targets else 0,
+                unit_tokens=rule.unit_tokens,
+            )
+            for feed in layout.feeds
         }
         norm_moments = {name: NormMoments(kind.features) for name, kind in kinds.items()}
-        until = feeds[0].linears[0] if rule.chain == "feed" and feeds else None
+        until = layout.last_of([*(feed.linears[0] for feed in layout.feeds), *kinds])
+        runs = block if rule.inputs == "student" else self._expert_blocks[index]
         student, expert = self._tracers["student", task], self._tracers["expert", task]
         needs_expert = rule.targets or rule.inputs != "student"
         with self._expert_at(task, index) if needs_expert else _nothing():
             for number, batch in enumerate(self._batches[task]):
-                weights = TokenWeights(self.backbone, batch, block, rule.reads_out)
+                weights = TokenWeights(self.backbone, batch, runs, rule.reads_out)
                 measure = Measure(block, moments, norm_moments, kinds, weights)
                 try:
                     if rule.inputs == "expert":
                         output = expert.run(index, expert.call(index, number), measure.observers())
                     elif rule.inputs == "expert_on_student":
-                        expert.run(index, student.call(index, number), measure.observers())
+                        expert.run(index, student.call(index, number), measure.observers(), until=until)
                         continue
                     elif rule.targets:
                         student.run(index, student.call(index, number), measure.keepers(), until=until)
-                        output = expert.run(index, expert.call(index, number), measure.pairers())
+                        with following(self._expert_blocks[index].module, block.module):
+                            output = expert.run(
+                                index,
+                                expert.call(index, number),
+                                measure.pairers(),
+                                answers=measure.answers(self._expert_blocks[index].module),
+                            )
                     else:
                         student.run(index, student.call(index, number), measure.observers(), until=until)
                         continue
@@ -290,12 +412,19 @@ class Sweep:
     def _expert_at(self, task: str, index: int) -> Iterator[None]:
         """The task's expert, with what lies outside its blocks and this one block loaded."""
         self.expert.attach(self.models.experts[task])
-        self.expert.load(without=[block.name for block in self._expert_blocks])
+        self.expert.load(without=self._seeing)
         self.expert.load(self._expert_blocks[index].name)
         try:
             yield
         finally:
             self.expert.release()
+
+    def _answers(self, block: Block, feed: Feed) -> int:
+        """The feed's outputs, where they are fewer than its inputs: then the expert's answers take less to
+        multiply with the student's inputs than the expert's inputs do; else 0."""
+        linears = [block.module.get_submodule(linear) for linear in feed.linears]
+        outputs = self._outputs(block, feed)
+        return outputs if outputs < feed.features and all(type(one) is nn.Linear for one in linears) else 0
 
     def _outputs(self, block: Block, feed: Feed) -> int:
         return sum(_outputs(block.module, linear) for linear in feed.linears)
@@ -322,14 +451,10 @@ class Sweep:
         return scale, _wide(source.read(shift)) if shift else None
 
     def _reason(self, name: str) -> str:
-        if name in self.models.kept or not self.models.base.spec(name).dtype.is_floating_point:
-            return "copied from the base"
-        inside = {stored: inside for inside, stored in self.student.stored.items()}.get(name)
-        if inside is None:
-            return "not part of the model that is walked"
-        if not any(inside.startswith(f"{block.name}.") for block in self.blocks):
-            return "outside the blocks"
-        return "not a linear or norm that this method solves"
+        if copied := copied_because(self.models, name):
+            return copied
+        inside = self.student.inside.get(name)
+        return NOT_WALKED if inside is None else self._unsolved.get(inside, BUFFER) or UNSEEN
 
 
 class _Forwards(Sequence[dict[str, Any]]):
@@ -347,6 +472,10 @@ class _Forwards(Sequence[dict[str, Any]]):
             name: value.to(self._device) if isinstance(value, Tensor) else value
             for name, value in kwargs.items()
         }
+
+
+def _step(block: Block, feed: Feed) -> str:
+    return step_of(block.module, feed.linears[0])
 
 
 def _outputs(module: nn.Module, linear: str) -> int:

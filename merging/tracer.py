@@ -6,9 +6,10 @@ Shape letters: B examples, T tokens, D features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from merging.contracts.backbone import Backbone
 from merging.errors import MergingError, TracingError
 from merging.records import Records
+from merging.stem import Stem, Tried
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class Layout(NamedTuple):
 
     feeds: tuple[Feed, ...]
     norms: tuple[str, ...]
+    order: tuple[str, ...] = ()  # all linears and norms as they run; empty where one runs more than once
+
+    def last_of(self, names: Iterable[str]) -> str | None:
+        """The one that runs last; None where that is not known."""
+        wanted = set(names)
+        return next((name for name in reversed(self.order) if name in wanted), None)
 
 
 Observer = Callable[[Tensor], None]
@@ -66,9 +74,16 @@ class ActivationTracer(ABC):
 
     @abstractmethod
     def run(
-        self, block: int, call: Call, observe: Mapping[str, Observer], *, until: str | None = None
+        self,
+        block: int,
+        call: Call,
+        observe: Mapping[str, Observer],
+        *,
+        until: str | None = None,
+        answers: Mapping[str, Observer] | None = None,
     ) -> Any:
-        """Run the block; observers get the inputs of the submodules they are named after.
+        """Run the block; observers get the inputs of the submodules they are named after, and those of
+        `answers` their outputs.
 
         With `until`, the run ends once that submodule's input was observed, and None is returned.
         """
@@ -105,13 +120,35 @@ class BlockTracer(ActivationTracer):
         records: Records,
         *,
         stream: str = "",
+        tried: Tried | None = None,
     ) -> None:
         """`batches`: keyword arguments of the forward; `stream` tells this walk's records from others' in
-        `records`."""
+        `records`. `tried`: shared by walks of like models, what one of them found out about the stem."""
         self.model, self.blocks, self.batches = model, tuple(blocks), batches
         self._records, self._stream = records, stream
+        self._stem = Stem(model, [block.name for block in self.blocks])
+        self._tried = Tried() if tried is None else tried
 
     def call(self, block: int, batch: int) -> Call:
+        if block == 0:
+            with ExitStack() as restore:
+                self._stem.watch(restore, batch)
+                return self._call(block, batch)
+        if batch not in self._stem:
+            return self._call(block, batch)
+        if block not in self._tried:
+            true = self._call(block, batch)
+            self._tried.compare(block, true, self._hollow_call(block, batch))
+            return true
+        return self._hollow_call(block, batch) if self._tried[block] else self._call(block, batch)
+
+    def _hollow_call(self, block: int, batch: int) -> Call:
+        """The same, at less cost, where the values of what runs before the first block do not matter."""
+        with ExitStack() as restore:
+            self._stem.hollow(restore, batch)
+            return self._call(block, batch)
+
+    def _call(self, block: int, batch: int) -> Call:
         wanted = self.blocks[block]
 
         def hand_over(*args: Any, **kwargs: Any) -> Any:
@@ -148,10 +185,19 @@ class BlockTracer(ActivationTracer):
         )
 
     def run(
-        self, block: int, call: Call, observe: Mapping[str, Observer], *, until: str | None = None
+        self,
+        block: int,
+        call: Call,
+        observe: Mapping[str, Observer],
+        *,
+        until: str | None = None,
+        answers: Mapping[str, Observer] | None = None,
     ) -> Any:
         module = self.blocks[block].module
         with ExitStack() as restore, torch.no_grad():
+            for name, observer in (answers or {}).items():
+                handle = module.get_submodule(name).register_forward_hook(_output_hook(observer))
+                restore.callback(handle.remove)
             for name, observer in observe.items():
                 hook = _input_hook(observer, stop=name == until)
                 handle = module.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
@@ -190,32 +236,32 @@ class BlockTracer(ActivationTracer):
             if not is_linear(module.get_submodule(name)):
                 norms.append(name)
             else:
-                key = (x.data_ptr(), x.shape, x.stride(), x._version)
-                feeds.setdefault(key, []).append(name)
+                same = x.data_ptr() if x.numel() else id(x)  # no tokens, no address
+                feeds.setdefault((same, x.shape, x.stride(), x._version), []).append(name)
         found = [
             Feed(tuple(dict.fromkeys(linears)), shapes[linears[0]][-1], shapes[linears[0]][:-1])
             for linears in feeds.values()
         ]
-        return Layout(tuple(found), tuple(dict.fromkeys(norms)))
+        order = tuple(name for name, _ in seen)
+        once = len(set(order)) == len(order)
+        return Layout(tuple(found), tuple(dict.fromkeys(norms)), order if once else ())
 
     def _answer(self, restore: ExitStack, finished: int, batch: int) -> None:
-        latest = {block.stack: (self._stream, batch, block.stack) for block in self.blocks[:finished]}
-        for stack, key in latest.items():
-            if key not in self._records:
-                raise TracingError(f'no output of stack "{stack}" is recorded for batch {batch}')
         for block in self.blocks[:finished]:
-            key = latest[block.stack]
-            _replace_forward(restore, block.module, lambda *_, key=key, **__: self._records.get(key))
+            answer = partial(self._latest, block.stack, batch)
+            _replace_forward(restore, block.module, answer)
+
+    def _latest(self, stack: str, batch: int, *_: Any, **__: Any) -> Any:
+        """What a finished block answers; asked only of stacks that the batch reaches."""
+        key = (self._stream, batch, stack)
+        if key not in self._records:
+            raise TracingError(f'no output of stack "{stack}" is recorded for batch {batch}')
+        return self._records.get(key)
 
 
 def feeds_of(backbone: Backbone) -> dict[str, tuple[Feed, ...]]:
     """Stack -> feeds of its first block, found by running that block once. No weights are read, nor held."""
-    model = backbone.skeleton()
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                hollow = torch.zeros(()).expand(parameter.shape)  # takes no memory, whatever its shape
-                module._parameters[name] = nn.Parameter(hollow, requires_grad=False)
+    model = hollow(backbone)
     blocks = blocks_of(model, backbone.stacks(model))
     tracer = BlockTracer(model, blocks, [backbone.forward_kwargs(backbone.example())], Records())
     found: dict[str, tuple[Feed, ...]] = {}
@@ -226,6 +272,18 @@ def feeds_of(backbone: Backbone) -> dict[str, tuple[Feed, ...]]:
         if block.last:
             tracer.record(index, 0, first)  # of the right shape, which is all that the next stack needs
     return found
+
+
+def hollow(backbone: Backbone) -> nn.Module:
+    """The model with a 0 for every weight, which takes no memory, whatever its shape: runs, and means
+    nothing."""
+    model = backbone.skeleton()
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                zeros = torch.zeros(()).expand(parameter.shape)
+                module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
+    return model
 
 
 def blocks_of(model: nn.Module, stacks: Sequence[str]) -> tuple[Block, ...]:
@@ -239,8 +297,8 @@ def blocks_of(model: nn.Module, stacks: Sequence[str]) -> tuple[Block, ...]:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """nn.Linear, or GPT-2's Conv1D, which is one with its weight transposed."""
-    return isinstance(module, nn.Linear) or is_transposed(module)
+    """nn.Linear, GPT-2's Conv1D, which is one with its weight transposed, or a router's scores."""
+    return isinstance(module, nn.Linear) or is_transposed(module) or _is_router(module)
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -248,16 +306,22 @@ def is_transposed(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
+def _is_router(module: nn.Module) -> bool:
+    """What scores the experts for each token in transformers' models: a linear, and the choice by it."""
+    return type(module).__name__.endswith("Router") and _has_only_weight_and_bias(module, dimensions=2)
+
+
 def is_norm(module: nn.Module) -> bool:
     """LayerNorm, RMSNorm and their like: a scale per channel, maybe a shift, and nothing else."""
-    parameters = dict(module.named_parameters())
     like = isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("Norm")
-    return (
-        like
-        and parameters.keys() <= {"weight", "bias"}
-        and "weight" in parameters
-        and parameters["weight"].ndim == 1
-    )
+    return like and _has_only_weight_and_bias(module, dimensions=1)
+
+
+def _has_only_weight_and_bias(module: nn.Module, *, dimensions: int) -> bool:
+    """Whether its parameters are a weight of so many axes and perhaps a bias."""
+    parameters = dict(module.named_parameters())
+    weight = parameters.get("weight")
+    return weight is not None and weight.ndim == dimensions and parameters.keys() <= {"weight", "bias"}
 
 
 def _replace_forward(restore: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -272,6 +336,13 @@ def _replace_forward(restore: ExitStack, module: nn.Module, forward: Callable[..
 
     restore.callback(put_back)
     module.__dict__["forward"] = forward
+
+
+def _output_hook(observer: Observer) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        observer(output)
+
+    return hook
 
 
 def _input_hook(observer: Observer, *, stop: bool) -> Callable[..., None]:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 import torch
 from golden_adapters.summary import pytest_terminal_summary
 
 __all__ = ["pytest_terminal_summary"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing of the user's cache is read or written."""
+    os.environ["MERGING_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
 
 torch.set_num_threads(
     1

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merging.draws import uniforms
+from merging.draws import below, uniforms
 
 
 @given(st.integers(0, 50), st.integers(0, 60))
@@ -16,6 +16,13 @@ def test_a_piece_gets_the_numbers_it_has_in_the_whole(start, length):
     piece = uniforms((length,), start, 7, "expert", "tensor")
 
     assert torch.equal(piece, whole[start : start + length])
+
+
+@given(st.floats(0, 1), st.integers(0, 9))
+def test_what_is_below_a_probability_is_what_its_number_is_below(probability, start):
+    drawn = uniforms((64,), start, 7, "expert", "tensor")
+
+    assert torch.equal(below(probability, (64,), start, 7, "expert", "tensor"), drawn < probability)
 
 
 def test_every_part_of_the_address_matters():
@@ -39,4 +46,4 @@ def test_numbers_are_the_same_on_every_machine():
     assert uniforms((2,), 0, 0, "a", "w").tolist() == FIRST
 
 
-FIRST = [0.8004439523210749, 0.0840969568816945]
+FIRST = [0.9250383885810152, 0.5940641880733892]

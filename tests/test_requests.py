@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from safetensors.torch import save_file
-from tiny_models import SIZE, TEXT, made
+from tiny_models import made
 from torch import nn
 
-from merging.errors import CheckpointError, SpecError, TracingError
+from merging.errors import SpecError, TracingError
 from merging.pipeline import Pipeline
 
 
@@ -67,20 +66,6 @@ def test_inputs_of_a_wrong_size_are_told_with_task_and_shape(tmp_path: Path) -> 
 
     with pytest.raises(TracingError, match=r"student one, batch 0 \(pixel_values \(4, 3, 30, 30\)\)"):
         Pipeline.from_spec(spec).run(tmp_path / "out")
-
-
-def test_routed_experts_are_refused_by_methods_that_run_models_before_any_work(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = hf.MixtralConfig(
-        **{**SIZE, "num_hidden_layers": 2}, **TEXT, num_key_value_heads=2, num_local_experts=4
-    )
-    batch = {"input_ids": torch.randint(3, 60, (2, 5)), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
-    spec = suite(tmp_path, hf.MixtralForCausalLM(config), batch)
-
-    with pytest.raises(CheckpointError, match=r"parameters of MixtralForCausalLM are not in the checkpoint"):
-        Pipeline.from_spec(spec).validate()
-    report = Pipeline.from_spec({**spec, "calibrate": [], "tasks": {}}).run(tmp_path / "out")
-    assert len(report.parameters) > 0
 
 
 def test_results_inside_an_experts_folder_are_refused(tmp_path: Path) -> None:

@@ -346,3 +346,20 @@ def test_featcals_memory_grows_neither_with_depth_nor_with_experts() -> None:
     assert held(experts=8, blocks=4) < 1.05 * smallest
     assert held(experts=2, blocks=8) < 1.05 * smallest
     assert held(experts=2, blocks=16) < 1.05 * smallest
+
+
+@pytest.mark.parametrize("name", ["clip", "t5", "llama", "bart"])
+def test_targets_by_answers_and_by_cross_moments_are_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, base, batches = made(name)
+    models = opened(base, {"a": expert_of(base, 1), "b": expert_of(base, 2)}, backbone)
+    data = same_data(models.experts, *batches)
+    outputs = {"answers": lambda sweep, block, feed: sweep._outputs(block, feed), "cross": lambda *_: 0}
+    found = {}
+    for way, answers in outputs.items():
+        monkeypatch.setattr(Sweep, "_answers", answers)
+        found[way] = calibrated(FeatCal(), base.state_dict(), models, data)
+
+    assert furthest(found["answers"], found["cross"]) < 1e-4
+    assert furthest(found["answers"], base.state_dict()) > 1e-2

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from merging import task_vectors
+from merging.contracts.vectors import Held
+from merging.thresholds import magnitude_thresholds
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -23,7 +25,7 @@ def test_threshold_is_the_order_statistic_of_the_whole_vector(density):
     parts = vectors(3, 700, 1, 299)
     flat_ND = torch.cat([part for _, part in parts], dim=1)
 
-    threshold_N = task_vectors.magnitude_thresholds(parts, density)
+    threshold_N = magnitude_thresholds(Held(parts), density)
 
     expected_N = flat_ND.abs().kthvalue(1000 - int(1000 * density), dim=1).values
     assert torch.equal(threshold_N.view(torch.float32), expected_N)
@@ -34,7 +36,7 @@ def test_threshold_is_exact_for_any_floats(values, density):
     flat_D = torch.tensor(values, dtype=torch.float32)
     rank = len(values) - int(len(values) * density)
 
-    threshold_N = task_vectors.magnitude_thresholds([("w", flat_D[None])], density)
+    threshold_N = magnitude_thresholds(Held([("w", flat_D[None])]), density)
 
     expected = flat_D.abs().sort().values[rank - 1] if rank else torch.tensor(0.0)
     assert threshold_N.view(torch.float32).item() == expected.item()
@@ -43,7 +45,7 @@ def test_threshold_is_exact_for_any_floats(values, density):
 def test_density_one_keeps_everything():
     parts = vectors(2, 50)
 
-    threshold_N = task_vectors.magnitude_thresholds(parts, 1.0)
+    threshold_N = magnitude_thresholds(Held(parts), 1.0)
 
     assert torch.equal(task_vectors.trim(parts[0][1], threshold_N), parts[0][1])
 
@@ -51,7 +53,7 @@ def test_density_one_keeps_everything():
 def test_equal_magnitudes_at_the_threshold_are_all_kept():
     deltas_NS = torch.tensor([[1.0, -1.0, 1.0, 0.5, 2.0]])
 
-    threshold_N = task_vectors.magnitude_thresholds([("w", deltas_NS)], 0.2)
+    threshold_N = magnitude_thresholds(Held([("w", deltas_NS)]), 0.2)
 
     assert task_vectors.trim(deltas_NS, threshold_N).tolist() == [[1.0, -1.0, 1.0, 0.0, 2.0]]
 
@@ -59,7 +61,7 @@ def test_equal_magnitudes_at_the_threshold_are_all_kept():
 def test_all_zero_vectors_are_harmless():
     zeros_NS = torch.zeros(2, 10)
 
-    threshold_N = task_vectors.magnitude_thresholds([("w", zeros_NS)], 0.2)
+    threshold_N = magnitude_thresholds(Held([("w", zeros_NS)]), 0.2)
 
     assert torch.equal(task_vectors.trim(zeros_NS, threshold_N), zeros_NS)
 
@@ -112,3 +114,18 @@ def test_disjoint_merge_uses_only_what_agrees(how, expected):
     merged_S = task_vectors.disjoint_merge(deltas_NS, torch.tensor([1.0]), torch.ones(4), how)
 
     assert merged_S.item() == expected
+
+
+@pytest.mark.parametrize("density", [0.01, 0.2, 0.9])
+@pytest.mark.parametrize("sampled", ["like the rest", "unlike the rest"])
+def test_a_sampled_guess_right_or_wrong_gives_the_exact_threshold(density, sampled, monkeypatch):
+    monkeypatch.setattr("merging.thresholds._SAMPLED", 4)
+    parts = vectors(2, *[500] * 16)
+    if sampled == "unlike the rest":
+        parts = [(name, part * (100 if i % 4 == 0 else 1)) for i, (name, part) in enumerate(parts)]
+    flat_ND = torch.cat([part for _, part in parts], dim=1)
+
+    threshold_N = magnitude_thresholds(Held(parts), density)
+
+    expected_N = flat_ND.abs().kthvalue(8000 - int(8000 * density), dim=1).values
+    assert torch.equal(threshold_N.view(torch.float32), expected_N)

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from merging.backbones.clip_vision import ClipVision
+from merging.backbones.llama import Llama
 from merging.backbones.pretrained import TransformersBackbone
+from merging.backbones.t5 import T5
 from merging.backbones.transformers import AnyTransformers
 from merging.backbones.vit import ViT
 from merging.checkpoints.source import StateDictSource
@@ -72,12 +75,19 @@ def pairs(examples: int, length: int) -> dict[str, Tensor]:
     return {**tokens(examples, length), "decoder_input_ids": answers}
 
 
+def sounds(examples: int, seed: int = 0) -> dict[str, Tensor]:
+    """Spectrograms: 16 bands, 24 frames."""
+    return {"input_features": torch.randn(examples, 16, 24, generator=torch.Generator().manual_seed(seed))}
+
+
 Case = tuple[type[TransformersBackbone], Callable[[], nn.Module], list[dict[str, Tensor]]]
 
 PICTURES = [pixels(3), pixels(2, seed=1)]
 SENTENCES = [tokens(3, 7), tokens(2, 5, seed=1)]
 PAIRS = [pairs(3, 7), pairs(2, 5)]
 PATCHES = [pixels(3, 28), pixels(2, 28, seed=1)]
+SOUNDS = [sounds(3), sounds(2, seed=1)]
+WHISPER = {"d_model": 32, **BART, **TEXT, "num_mel_bins": 16, "max_source_positions": 12}
 DINOV2 = {key: value for key, value in SIZE.items() if key != "intermediate_size"} | {
     "image_size": 28,
     "patch_size": 14,
@@ -102,22 +112,30 @@ CASES: dict[str, Case] = {
         lambda: hf.Dinov2ForImageClassification(hf.Dinov2Config(**DINOV2, num_labels=4)),
         PATCHES,
     ),
-    "llama": (AnyTransformers, lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), SENTENCES),
+    "llama": (Llama, lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), SENTENCES),
     "llama_tied": (
-        AnyTransformers,
+        Llama,
         lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, tie_word_embeddings=True)),
         SENTENCES,
     ),
-    "qwen3": (AnyTransformers, lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED)), SENTENCES),
-    "gemma3": (AnyTransformers, lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GROUPED)), SENTENCES),
+    "qwen3": (Llama, lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED)), SENTENCES),
+    "gemma3": (Llama, lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GROUPED)), SENTENCES),
     "bert": (AnyTransformers, lambda: hf.BertModel(hf.BertConfig(**SIZE, vocab_size=64)), SENTENCES),
+    "roberta": (
+        AnyTransformers,
+        lambda: hf.RobertaModel(hf.RobertaConfig(**SIZE, **TEXT)),
+        SENTENCES,
+    ),
+    "mistral": (Llama, lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED)), SENTENCES),
+    "gemma2": (Llama, lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GROUPED)), SENTENCES),
+    "phi3": (Llama, lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED)), SENTENCES),
     "gpt2": (
         AnyTransformers,
         lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, **TEXT)),
         SENTENCES,
     ),
     "t5": (
-        AnyTransformers,
+        T5,
         lambda: hf.T5ForConditionalGeneration(
             hf.T5Config(
                 d_model=32,
@@ -131,6 +149,7 @@ CASES: dict[str, Case] = {
         ),
         PAIRS,
     ),
+    "whisper_encoder": (AnyTransformers, lambda: WhisperEncoder(hf.WhisperConfig(**WHISPER)), SOUNDS),
     "bart": (AnyTransformers, lambda: hf.BartModel(hf.BartConfig(d_model=32, **BART, **TEXT)), PAIRS),
 }
 

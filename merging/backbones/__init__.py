@@ -3,5 +3,8 @@
 BUILTIN = {
     "clip_vision": "merging.backbones.clip_vision:ClipVision",
     "vit": "merging.backbones.vit:ViT",
+    "open_clip": "merging.backbones.open_clip:OpenClip",
+    "t5": "merging.backbones.t5:T5",
+    "llama": "merging.backbones.llama:Llama",
     "transformers": "merging.backbones.transformers:AnyTransformers",
 }

@@ -17,6 +17,7 @@ class ClipVision(TransformersBackbone):
     CLIPModel)."""
 
     model_types = frozenset({"clip_vision_model", "clip"})
+    outer_patterns = ("text_model.*", "text_projection.*", "visual_projection.*", "logit_scale")
 
     def model_class(self) -> Any:
         import transformers

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from merging.contracts.backbone import Backbone, Batch
@@ -18,7 +22,14 @@ class TransformersBackbone(Backbone):
     """A model class of transformers, named by `architectures` in config.json; blocks are found by
     inspection."""
 
-    head_patterns: ClassVar[tuple[str, ...]] = ("classifier.*", "score.*", "qa_outputs.*")
+    head_patterns: ClassVar[tuple[str, ...]] = (
+        "classifier.*",
+        "score.*",
+        "qa_outputs.*",
+        "pre_classifier.*",
+        "classification_head.*",
+        "decode_head.*",
+    )
     _outline: nn.Module | None = None  # a skeleton kept to ask for names
 
     def architecture(self) -> str:
@@ -34,7 +45,7 @@ class TransformersBackbone(Backbone):
         import transformers
 
         name = self.architecture()
-        found = getattr(transformers, name, None)
+        found = getattr(transformers, name, None) or getattr(_modelling(self.config), name, None)
         if found is None:
             raise CheckpointError(
                 f"the config names a model class that transformers {transformers.__version__} lacks: {name}",
@@ -50,11 +61,24 @@ class TransformersBackbone(Backbone):
         from accelerate import init_empty_weights
         from transformers.initialization import no_init_weights
 
+        from merging.backbones.routed_experts import fused_experts, split_experts_
+
         with no_init_weights(), init_empty_weights(include_buffers=False):
             model: nn.Module = self.model_class()(self.model_config())
+        fused = fused_experts(model)
+        if fused and not self._stores_experts_fused:
+            split_experts_(model, fused)
         model.eval()
         model.requires_grad_(False)
         return model
+
+    @cached_property
+    def _stores_experts_fused(self) -> bool:
+        """Whether the checkpoint, too, holds all experts in one tensor, which is no linear to solve."""
+        from merging.checkpoints.folder import open_checkpoint
+
+        names = open_checkpoint(self.folder).names() if self.folder is not None else ()
+        return any(name.endswith("experts.gate_up_proj") for name in names)
 
     def module_names(self, names: tuple[str, ...]) -> dict[str, str]:
         from merging.checkpoints.names import module_names
@@ -62,6 +86,12 @@ class TransformersBackbone(Backbone):
         if self._outline is None:
             self._outline = self.skeleton()
         return dict(module_names(self._outline, names).renamed)
+
+    def resize_vocabulary(self, before: int, now: int) -> None:
+        for config in (self.config, self.config.get_text_config()):
+            if getattr(config, "vocab_size", None) == before:
+                config.vocab_size = now
+        self._outline = None
 
     def stacks(self, model: nn.Module) -> tuple[str, ...]:
         """Outermost ModuleLists of two or more children of one class (or one child) that hold linears."""
@@ -86,25 +116,29 @@ class TransformersBackbone(Backbone):
         return tuple(found)
 
     def forward_kwargs(self, batch: Batch) -> dict[str, Any]:
+        import torch
+
         kwargs: dict[str, Any] = dict(batch)
-        if "input_ids" in kwargs:
+        if "input_ids" in kwargs or self._takes("use_cache"):
             kwargs["use_cache"] = False
+        if "input_ids" in kwargs:
+            mask_BT = kwargs.get("attention_mask")
+            if _padded_before(mask_BT) and "position_ids" not in kwargs and self._takes("position_ids"):
+                kwargs["position_ids"] = positions(kwargs["attention_mask"])  # padding must not move the text
         start = getattr(self.config, "decoder_start_token_id", None)
-        if (
-            "input_ids" in kwargs
-            and "decoder_input_ids" not in kwargs
-            and self._has_decoder
-            and start is not None
-        ):
-            kwargs["decoder_input_ids"] = kwargs["input_ids"].new_full((len(kwargs["input_ids"]), 1), start)
+        if "decoder_input_ids" not in kwargs and self._has_decoder and start is not None:
+            given = batch[self.model_class().main_input_name]
+            kwargs["decoder_input_ids"] = given.new_full((len(given), 1), start, dtype=torch.long)
         return kwargs
+
+    def _takes(self, name: str) -> bool:
+        """Whether the model's forward names such an argument."""
+        return name in inspect.signature(self.model_class().forward).parameters
 
     @property
     def _has_decoder(self) -> bool:
         """Whether a decoder must be started, which batches without its inputs do with its first token."""
-        return (
-            bool(getattr(self.config, "is_encoder_decoder", False)) and "Encoder" not in self.architecture()
-        )
+        return bool(getattr(self.config, "is_encoder_decoder", False)) and self._takes("decoder_input_ids")
 
     def example(self) -> Batch:
         import torch
@@ -115,11 +149,12 @@ class TransformersBackbone(Backbone):
             size, channels = config.image_size, getattr(config, "num_channels", 3)
             height, width = size if isinstance(size, (list, tuple)) else (size, size)
             return {"pixel_values": torch.zeros(1, channels, height, width)}
-        if wanted != "input_ids":
-            return super().example()
         ids = torch.zeros(1, 8, dtype=torch.long)
-        decoder = getattr(self.config, "is_encoder_decoder", False)
-        return {"input_ids": ids, **({"decoder_input_ids": ids[:, :4]} if decoder else {})}
+        decoder = {"decoder_input_ids": ids[:, :4]} if self._has_decoder else {}
+        if wanted == "input_features":  # a spectrogram of the one length that the positions allow
+            frames = 2 * self.config.max_source_positions
+            return {wanted: torch.zeros(1, self.config.num_mel_bins, frames), **decoder}
+        return {wanted: ids, **decoder} if wanted == "input_ids" else super().example()
 
     def token_weights(
         self, batch: Batch, stack: str, module: str, tokens: tuple[int, ...], last: bool
@@ -127,7 +162,18 @@ class TransformersBackbone(Backbone):
         mask_BT = batch.get(self._mask(stack, module))
         if mask_BT is None or mask_BT.ndim != 2 or bool((mask_BT != 0).all()):
             return None
-        return _spread(mask_BT.float(), tuple(tokens), f'"{module}" in "{stack}"')
+        return _spread(mask_BT.float(), tuple(tokens), lambda: self._token_axis(stack, module))
+
+    def _token_axis(self, stack: str, module: str) -> int:
+        from merging.backbones.token_axis import token_axis
+
+        if (stack, module) not in self._axes:
+            self._axes[stack, module] = token_axis(self, stack, module)
+        return self._axes[stack, module]
+
+    @cached_property
+    def _axes(self) -> dict[tuple[str, str], int]:
+        return {}
 
     def _mask(self, stack: str, module: str) -> str:
         """The mask of the tokens that a module sees: a decoder's, but for keys and values of its
@@ -145,7 +191,7 @@ class TransformersBackbone(Backbone):
         hidden = getattr(output, "last_hidden_state", None)
         logits = getattr(output, "logits", None)
         if hidden is None and logits is not None and logits.ndim == 3:
-            return _last(logits, batch.get(self._mask("decoder", "")))
+            return last_token(logits, batch.get(self._mask("decoder", "")))
         if hidden is None:
             raise DataError(
                 f"{self.architecture()} gives neither pooled features nor hidden states for heads to read"
@@ -153,7 +199,24 @@ class TransformersBackbone(Backbone):
         return hidden[:, 0]
 
 
-def _last(x_BTV: Tensor, mask_BT: Tensor | None) -> Tensor:
+def _modelling(config: Any) -> Any:
+    """The module of transformers beside the config's own: it has classes that the package does not list."""
+    name = type(config).__module__
+    if not name.startswith("transformers.models."):
+        return None
+    return importlib.import_module(name.replace(".configuration_", ".modeling_"))
+
+
+def _padded_before(mask_BT: Tensor | None) -> bool:
+    return mask_BT is not None and mask_BT.ndim == 2 and bool((mask_BT[:, 0] == 0).any())
+
+
+def positions(mask_BT: Tensor) -> Tensor:
+    """Places of the tokens that are no padding, counted from each text's first; padding before it is at 0."""
+    return (mask_BT.long().cumsum(dim=-1) - 1).clamp(min=0)
+
+
+def last_token(x_BTV: Tensor, mask_BT: Tensor | None) -> Tensor:
     """Each example's last token that is no padding: what a language model says next (B V)."""
     if mask_BT is None or tuple(mask_BT.shape) != tuple(x_BTV.shape[:2]):
         return x_BTV[:, -1]
@@ -163,19 +226,21 @@ def _last(x_BTV: Tensor, mask_BT: Tensor | None) -> Tensor:
     return x_BTV[rows, last_B]
 
 
-def _spread(mask_BT: Tensor, tokens: tuple[int, ...], where: str) -> Tensor:
+def _spread(mask_BT: Tensor, tokens: tuple[int, ...], token_axis: Callable[[], int]) -> Tensor:
     """The mask over all axes of `tokens`: (B T), flattened, or with an axis more for the heads that share a
-    norm."""
+    norm. `token_axis` is asked where there are as many heads as tokens."""
     examples, length = mask_BT.shape
     if tokens == (examples, length):
         return mask_BT
     if tokens == (examples * length,):
         return mask_BT.reshape(-1)
     places = [axis for axis in range(1, len(tokens)) if tokens[axis] == length]
-    if tokens[0] != examples or len(places) != 1:
+    if tokens[0] != examples or not places:
         raise TracingError(
-            f"{where} sees tokens of shape {tokens}, the attention mask is {(examples, length)}",
-            remedy="Give batches without padding or of another length, or write a backbone for this model.",
+            f"a module sees tokens of shape {tokens}, the attention mask is {(examples, length)}",
+            remedy="Give batches without padding, or write a backbone for this model.",
         )
+    if len(places) > 1:
+        places = [token_axis()]
     shape = [examples, *(length if axis == places[0] else 1 for axis in range(1, len(tokens)))]
     return mask_BT.reshape(shape).expand(tokens)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from merging.moments import Moments, NormMoments
     from merging.normal_equations import NormalEquations, NormEquations
 
+_STEADYING = 1e-4  # from this ridge on, products in float32 are exact enough
 EPSILON = 1e-8  # covariance_eps of the authors' code: floor of the Gram's norm, and an extra diagonal
 
 
@@ -59,9 +60,9 @@ class FeatCal(LayerwiseCalibrator):
 
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
         gram_DD = moments.gram_DD
-        alpha = self.settings.interpolation
-        cross_DD = gram_DD * (1 - alpha) + moments.cross_DD * alpha
-        equations.add(weight_OD, gram_DD, cross_DD, scale=_task_scale(gram_DD), tokens=moments.tokens)
+        exact_OD = weight_OD if self.settings.ridge >= _STEADYING else weight_OD.double()
+        met_OD = moments.met(exact_OD, share=self.settings.interpolation)
+        equations.add_met(met_OD, gram_DD, scale=_task_scale(gram_DD), tokens=moments.tokens)
 
     def add_bias(
         self, equations: NormalEquations, weight_OD: Tensor, bias_O: Tensor, moments: Moments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -39,13 +39,18 @@ def align(
     is_head: Callable[[str], bool],
     *,
     tied: bool = False,
+    vocabulary: Mapping[str, int] | None = None,
+    is_outer: Callable[[str], bool] = lambda name: False,
 ) -> Alignment:
     """Bring the expert's tensors under the base's names: the same name, else the same place in `model`.
 
     `tied`: the expert's own config ties its head to the embedding; a head that it does not store is then the
-    embedding. Reads no data, unless a tensor that the base ties has to be compared with its twin.
+    embedding. `vocabulary`: tensors of the base -> the axis of their tokens, of which the expert may have
+    others.
+    `is_outer`: parts of a larger model around the one that is merged; base or expert may lack them.
+    Reads no data, unless a tensor that the base ties has to be compared with its twin.
     """
-    return _Matching(base, expert, model, is_head, tied).result()
+    return _Matching(base, expert, model, is_head, tied, vocabulary or {}, is_outer).result()
 
 
 class _Matching:
@@ -56,7 +61,10 @@ class _Matching:
         model: nn.Module | None,
         is_head: Callable[[str], bool],
         tied: bool,
+        vocabulary: Mapping[str, int],
+        is_outer: Callable[[str], bool],
     ) -> None:
+        self.vocabulary = vocabulary
         self.base, self.expert, self.is_head = base, expert, is_head
         self.base_map, self.expert_map = _mapped(model, base), _mapped(model, expert)
         self.could_tie = dict(getattr(model, "_tied_weights_keys", None) or {})
@@ -65,7 +73,8 @@ class _Matching:
         self.absent: list[str] = []
         self.ignored: dict[str, list[str]] = {}
         self.problems: list[Problem] = []
-        self.base_outside, self.expert_outside = _outside(self.base_map), _outside(self.expert_map)
+        self.base_outside = _outside(self.base_map) | set(filter(is_outer, base.names()))
+        self.expert_outside = _outside(self.expert_map) | set(filter(is_outer, expert.names()))
         self.pairs = self._paired()
         self.by_place = {self.base_map.renamed.get(name, name): pair for name, pair in self.pairs.items()}
 
@@ -130,7 +139,7 @@ class _Matching:
         """Whether a pair has one shape and kind of number; heads and integers are set aside if not."""
         found, wanted = self.expert.spec(self.pairs[name]), self.base.spec(name)
         same_kind = found.dtype.is_floating_point == wanted.dtype.is_floating_point
-        if found.shape == wanted.shape and (same_kind or not wanted.dtype.is_floating_point):
+        if self._same_shape(name) and (same_kind or not wanted.dtype.is_floating_point):
             return True
         if self._is_head(name, self.base_map):
             self.heads[self.base_map.renamed.get(name, name)] = self.pairs.pop(name)
@@ -142,16 +151,23 @@ class _Matching:
         self.absent.append(name)
         return True
 
+    def _same_shape(self, name: str) -> bool:
+        found, wanted = list(self.expert.spec(self.pairs[name]).shape), list(self.base.spec(name).shape)
+        axis = self.vocabulary.get(name)
+        if axis is not None and len(found) == len(wanted):
+            del found[axis], wanted[axis]
+        return found == wanted
+
     def _may_have(self, name: str) -> bool:
         """Whether the base may lack this tensor of the expert; a twin that differs is reported here."""
         place = self.expert_map.renamed.get(name, name)
         twin = next((self.by_place[alias] for alias in self._twins(place)), None)
         if twin is not None:
             self._check_twin(name, twin)
-        elif not self.expert.spec(name).dtype.is_floating_point:
-            self.ignored.setdefault("integers that the base does not have are ignored", []).append(name)
         elif self._is_head(name, self.expert_map):
             self.heads[place] = name
+        elif not self.expert.spec(name).dtype.is_floating_point:
+            self.ignored.setdefault("integers that the base does not have are ignored", []).append(name)
         elif name in self.expert_map.obsolete:
             self.ignored.setdefault("what the model computes itself is ignored", []).append(name)
         elif name in self.expert_outside:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
-import threading
-from bisect import insort
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,15 +13,15 @@ import torch
 from torch import Tensor
 
 from merging.checkpoints.atomic import sync
-from merging.checkpoints.layout import INDEX, plan_layout
+from merging.checkpoints.layout import INDEX, Layout, plan_layout
 from merging.checkpoints.manifest import MANIFEST
 from merging.checkpoints.publish import Partial
-from merging.checkpoints.rounding import rounded
 from merging.checkpoints.side_files import SideFiles, side_files
-from merging.checkpoints.sink import CheckpointSink, row_range
+from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource
 from merging.checkpoints.weight_files import refuse_outside
-from merging.errors import CheckpointError, MergingError, OutputError
+from merging.checkpoints.weight_writer import Ranges, WeightWriter
+from merging.errors import MergingError, OutputError
 
 _TIGHT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -48,21 +45,22 @@ class SafetensorsSink(CheckpointSink):
         side_files_from: Path | None = None,
         files: Mapping[str, str] | None = None,
         allow_nonfinite: bool = False,
+        single_file: str | None = None,
     ) -> None:
-        """`shard_size` in bytes, None: as in `like`. `side_files_from`: folder of config, tokenizer, ..."""
-        self._like, self._allow_nonfinite = like, allow_nonfinite
-        self._layout = plan_layout(like, dtype=dtype, shard_size=shard_size)
-        self._files = {name: file for file, held in self._layout.places.items() for name in held}
+        """`shard_size` in bytes, None: as in `like`. `side_files_from`: folder of config, tokenizer, ...
+
+        `single_file`: name of the one file that holds all tensors, for libraries that look for it."""
+        self._layout = plan_layout(like, dtype=dtype, shard_size=shard_size, single_file=single_file)
         self._texts: dict[str, str] = {}
         for name, text in (files or {}).items():
             self.add_file(name, text)
-        self._written: dict[str, list[tuple[int, int]]] = {name: [] for name in self._files}
-        self._descriptors: dict[str, int] = {}
-        self._lock = threading.Lock()
         self.copied = SideFiles((), ())  # which files came along, and which were left behind
         self.notes: list[str] = []
         self._partial = Partial(target)
         self.target = self._partial.target
+        self._writer = WeightWriter(
+            like, self._layout, self._partial.content, allow_nonfinite=allow_nonfinite
+        )
         try:
             self._prepare(side_files_from, dtype)
         except BaseException:
@@ -85,22 +83,28 @@ class SafetensorsSink(CheckpointSink):
         self._texts[name] = text
 
     def write(self, name: str, tensor: Tensor, rows: slice | None = None) -> None:
-        if name not in self._files:
-            raise CheckpointError(f'"{name}" is not a tensor of {self._like.label}')
-        file = self._files[name]
-        place = self._layout.places[file][name]
-        first, last = row_range(name, place.spec, tensor, rows)
-        data = rounded(tensor.detach(), place.spec.dtype, name=name, allow_nonfinite=self._allow_nonfinite)
-        self._claim(name, first, last)
-        row_bytes = place.spec.bytes // max(1, place.spec.shape[0] if place.spec.shape else 1)
-        flat = data.cpu().contiguous().reshape(-1).view(torch.uint8)
-        self._store(file, flat.numpy().data, place.start + first * row_bytes)
+        try:
+            self._writer.write(name, tensor, rows)
+        except OSError as error:
+            raise _failed(self.target, error) from error
+
+    @property
+    def folder(self) -> Path:
+        """Where the files lie until they are published; other processes may write into those of weights."""
+        return self._partial.content
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def also_written(self, ranges: Ranges) -> None:
+        """Rows that another process wrote into this checkpoint's files."""
+        self._writer.also_written(ranges)
 
     def close(self) -> None:
         try:
-            self._check_complete()
-            for descriptor in self._descriptors.values():
-                os.fsync(descriptor)
+            self._writer.check_complete()
+            self._writer.sync()
             self._write_texts()
         except OSError as error:
             self.abort()
@@ -108,7 +112,7 @@ class SafetensorsSink(CheckpointSink):
         except BaseException:
             self.abort()
             raise
-        self._close_files()
+        self._writer.close()
         try:
             self.notes += self._partial.publish()
         except OSError as error:  # nothing is deleted: the next run finishes or undoes it
@@ -116,7 +120,7 @@ class SafetensorsSink(CheckpointSink):
             raise _failed(self.target, error) from error
 
     def abort(self) -> None:
-        self._close_files()
+        self._writer.close()
         self._partial.discard()
 
     def _prepare(self, folder: Path | None, dtype: torch.dtype | None) -> None:
@@ -128,10 +132,7 @@ class SafetensorsSink(CheckpointSink):
                 refuse_outside(folder, file)
         self._check_space(self._layout.bytes + sum(file.stat().st_size for file in beside.values()))
         try:
-            for name, header in self._layout.headers.items():
-                self._descriptors[name] = os.open(self._partial.content / name, os.O_RDWR | os.O_CREAT, 0o666)
-                os.ftruncate(self._descriptors[name], self._layout.size(name))
-                self._store(name, memoryview(header), 0)
+            self._writer.create()
             for name, file in beside.items():
                 self._copy(file, self._partial.content / name, dtype)
         except OSError as error:
@@ -153,41 +154,6 @@ class SafetensorsSink(CheckpointSink):
         else:
             shutil.copyfile(file, destination)
 
-    def _claim(self, name: str, first: int, last: int) -> None:
-        if first == last:
-            return
-        with self._lock:
-            written = self._written[name]
-            if any(start < last and first < stop for start, stop in written):
-                raise CheckpointError(f'rows {first} to {last} of "{name}" are written twice')
-            insort(written, (first, last))
-            joined = [written[0]]
-            for start, stop in written[1:]:
-                if start == joined[-1][1]:
-                    joined[-1] = (joined[-1][0], stop)
-                else:
-                    joined.append((start, stop))
-            self._written[name] = joined
-
-    def _store(self, file: str, data: memoryview, offset: int) -> None:
-        done = 0
-        try:
-            while done < len(data):
-                done += os.pwrite(self._descriptors[file], data[done : done + (1 << 30)], offset + done)
-        except OSError as error:
-            raise _failed(self.target, error) from error
-
-    def _check_complete(self) -> None:
-        short = [
-            name
-            for name, file in self._files.items()
-            if self._layout.places[file][name].spec.elements
-            and self._written[name] != [(0, (self._like.spec(name).shape or (1,))[0])]
-        ]
-        if short:
-            names = ", ".join(short[:3])
-            raise CheckpointError(f"{len(short)} tensors were not written in full; first: {names}")
-
     def _write_texts(self) -> None:
         content = self._partial.content
         manifest = json.loads(self._texts.pop(MANIFEST, "{}"))
@@ -204,10 +170,6 @@ class SafetensorsSink(CheckpointSink):
         )
         for path in (*present, content / MANIFEST):
             sync(path)
-
-    def _close_files(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from merging.checkpoints.header import gguf_refusal
 from merging.checkpoints.quantised import refuse_quantised
 from merging.checkpoints.safetensors import SafetensorsSource
 from merging.checkpoints.side_files import SideFiles as SideFiles
@@ -17,7 +18,6 @@ from merging.errors import CheckpointError
 from merging.registry import nearest
 
 _OTHER_FORMATS = {
-    ".gguf": "GGUF, whose weights are quantised",
     ".ggml": "GGML, whose weights are quantised",
     ".h5": "TensorFlow",
     ".msgpack": "Flax",
@@ -51,7 +51,27 @@ def open_checkpoint(path: Path, label: str = "") -> CheckpointSource:
 
 def config(path: Path) -> dict[str, Any] | None:
     """config.json of the folder (or beside the file), None if there is none."""
-    file = (path if path.is_dir() else path.parent) / "config.json"
+    return _json_object((path if path.is_dir() else path.parent) / "config.json")
+
+
+def open_clip_config(path: Path) -> dict[str, Any] | None:
+    """open_clip_config.json of a folder that open_clip wrote; None for others, and where transformers' own
+    files lie beside it, which are read then."""
+    folder = path if path.is_dir() else path.parent
+    found = _json_object(folder / "open_clip_config.json")
+    if found is None or "model_type" in (config(path) or {}):
+        return None
+    model = found.get("model_cfg")
+    lacking = [key for key in ("vision_cfg", "text_cfg") if not isinstance(model, dict) or key not in model]
+    if lacking:
+        raise CheckpointError(
+            f'{folder / "open_clip_config.json"} has no "model_cfg" with {" and ".join(lacking)}',
+            remedy="Save the model with open_clip's save_for_hf, which writes it.",
+        )
+    return {"model_cfg": model, "preprocess_cfg": found.get("preprocess_cfg") or {}}
+
+
+def _json_object(file: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
@@ -86,6 +106,8 @@ def refuse_unfinished(path: Path) -> None:
 def _nothing_to_read(path: Path) -> CheckpointError:
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     for file in files:
+        if file.suffix.lower() == ".gguf":
+            return gguf_refusal(file)
         if file.suffix.lower() in _OTHER_FORMATS:
             return CheckpointError(
                 f"{file} is in a format that cannot be merged: {_OTHER_FORMATS[file.suffix.lower()]}",

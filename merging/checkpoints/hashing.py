@@ -1,36 +1,81 @@
-"""SHA-256 of files, remembered so that large ones are read once."""
+"""SHA-256 of files, remembered between runs so that large ones are read once."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import time
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from pathlib import Path
 
+from merging.cache import cache_folder
+from merging.checkpoints.atomic import write_atomic
+from merging.errors import OutputError
+
 _BLOCK = 1 << 22
-_FRESH = 2.0  # seconds: a file changed so recently could change again without its time stamp moving
+_FRESH = 2.0  # seconds: a file changed so recently could change again without its time stamps moving
+_KEPT = 20_000  # entries, the latest
 
 
-def sha256(path: Path, cache: MutableMapping[str, str] | None = None) -> str:
-    """Hash of the file's content, in hex. `cache`, kept by the caller and fit for JSON, is asked first.
+class FileHashes:
+    """Hashes by content, and a memory of them in a JSON file (default: in the cache folder).
 
-    An entry counts only for the same file with the same size and time of change. Names of blobs in the
-    hub's cache are not believed: they too are hashed by what is in them.
+    A remembered hash counts only for the same file with the same size and times of change. Names of blobs in
+    the hub's cache are not believed: they too are hashed by what is in them. Several threads may ask.
     """
-    file = path.resolve()
-    status = file.stat()
-    key = f"{status.st_size}:{status.st_mtime_ns}:{file}"
-    if cache is not None and key in cache:
-        return cache[key]
+
+    def __init__(self, memory: Path | None = None) -> None:
+        self._place = memory if memory is not None else cache_folder() / "hashes.json"
+        self._known: dict[str, str] = _read(self._place)
+        self._new: dict[str, str] = {}
+
+    def of(self, path: Path) -> str:
+        """SHA-256 in hex."""
+        file = path.resolve()
+        status = file.stat()
+        key = f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}:{file}"
+        if key not in self._known:
+            digest = _digest(file)
+            if time.time() - max(status.st_mtime, status.st_ctime) <= _FRESH:
+                return digest
+            self._known[key] = self._new[key] = digest
+        return self._known[key]
+
+    def save(self) -> None:
+        """Remember what was hashed; that another process saved meanwhile is kept. A cache that cannot be
+        written is no error."""
+        if not self._new:
+            return
+        everything = list({**_read(self._place), **self._new}.items())
+        try:
+            self._place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self._place, json.dumps(dict(everything[-_KEPT:]), indent=0))
+        except (OSError, OutputError):
+            return
+        self._new.clear()
+
+
+def hashes(paths: Iterable[Path]) -> dict[str, str]:
+    """Path -> SHA-256, read anew."""
+    return {str(path): _digest(path) for path in paths}
+
+
+def _read(place: Path) -> dict[str, str]:
+    try:
+        found = json.loads(place.read_bytes())
+    except (OSError, ValueError, RecursionError):  # none yet, or spoilt: everything is hashed anew
+        return {}
+    known = isinstance(found, dict) and all(isinstance(digest, str) for digest in found.values())
+    return found if known else {}
+
+
+def _digest(file: Path) -> str:
     digest = hashlib.sha256()
-    with file.open("rb", buffering=0) as stream:
-        while block := stream.read(_BLOCK):
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        while block := os.read(descriptor, _BLOCK):
             digest.update(block)
-    if cache is not None and time.time() - status.st_mtime > _FRESH:
-        cache[key] = digest.hexdigest()
+    finally:
+        os.close(descriptor)
     return digest.hexdigest()
-
-
-def hashes(paths: Iterable[Path], cache: MutableMapping[str, str] | None = None) -> dict[str, str]:
-    """Path -> SHA-256, for what a manifest says of its inputs."""
-    return {str(path): sha256(path, cache) for path in paths}

@@ -110,6 +110,11 @@ def refuse_pointer(path: Path, start: bytes) -> None:
     """Raises CheckpointError if the file is empty or a git-LFS pointer; `start` is its first bytes."""
     if not start:
         raise CheckpointError(f"{path} is empty", remedy="Download or copy it again.")
+    if start[:100].lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise CheckpointError(
+            f"{path} is a web page, not weights: the server answered the download with an error or a login",
+            remedy='Fetch it again, with a token if it is gated: "hf download".',
+        )
     if start.startswith(b"version https://git-lfs"):
         raise CheckpointError(
             f"{path} is a git-LFS pointer, not the weights themselves",
@@ -117,12 +122,27 @@ def refuse_pointer(path: Path, start: bytes) -> None:
         )
 
 
+def refuse_gguf(path: Path, start: bytes) -> None:
+    """Raises CheckpointError, with the command that converts it, if the file is one of llama.cpp's."""
+    if start.startswith(b"GGUF"):
+        raise gguf_refusal(path)
+
+
+def gguf_refusal(path: Path) -> CheckpointError:
+    """Their weights are quantised, as a rule, and named in another way."""
+    dense = path.with_suffix("").as_posix() + "-dense"
+    load = f'from_pretrained("{path.parent.as_posix()}", gguf_file="{path.name}").save_pretrained("{dense}")'
+    return CheckpointError(
+        f"{path} is a GGUF file, whose weights are quantised and named as llama.cpp names them",
+        remedy="Better use the checkpoint from which it was made. Else have transformers unpack it (it needs "
+        f'"pip install gguf"), with what the packing has lost:\n'
+        f"  AutoModelForCausalLM.{load}\n  AutoTokenizer.{load}",
+    )
+
+
 def _refuse_impostors(path: Path, start: bytes, size: int) -> None:
     refuse_pointer(path, start)
-    if start.startswith(b"GGUF"):
-        raise CheckpointError(
-            f"{path} is a GGUF file, whose weights are quantised; full-precision weights are needed"
-        )
+    refuse_gguf(path, start)
     if start.startswith((b"PK\x03\x04", b"\x80\x02")):
         raise CheckpointError(f"{path} is a pickled torch file under a safetensors name")
     if size < 10:

@@ -97,7 +97,13 @@ def _download(repo_id: str, revision: str | None, path: Path, patterns: list[str
     at = f' at revision "{revision}"' if revision is not None else ""
     try:
         return Path(
-            snapshot_download(repo_id, revision=revision, allow_patterns=patterns, ignore_patterns=_NEVER)
+            snapshot_download(
+                repo_id,
+                revision=revision,
+                allow_patterns=patterns,
+                ignore_patterns=_NEVER,
+                local_files_only=constants.HF_HUB_OFFLINE,  # before 2.0 a commit is asked for
+            )
         )
     except GatedRepoError as error:
         raise CheckpointError(
@@ -141,4 +147,5 @@ def _is_usable(snapshot: Path) -> bool:
         weights = find_safetensors(snapshot) or find_pickled(snapshot)
     except CheckpointError:
         return False
-    return weights is not None and all(file.exists() for file in (*weights.files, snapshot / "config.json"))
+    configs = (snapshot / name for name in ("config.json", "open_clip_config.json"))
+    return weights is not None and any(map(Path.exists, configs)) and all(map(Path.exists, weights.files))

@@ -34,14 +34,27 @@ class Layout:
 
 
 def plan_layout(
-    like: CheckpointSource, *, dtype: torch.dtype | None = None, shard_size: int | None = None
+    like: CheckpointSource,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_size: int | None = None,
+    single_file: str | None = None,
 ) -> Layout:
-    """The base's own shards if `shard_size` is None and it has an index; else split by size, in its order."""
+    """The base's own shards if `shard_size` is None and it has an index; else split by size, in its order.
+
+    `single_file`: whatever the size, one file of that name."""
     specs = {name: stored_spec(like.spec(name), dtype) for name in like.names()}
-    shards = _as_in(like) if shard_size is None else _by_size(specs, shard_size)
+    if single_file is not None:
+        shards = [list(specs)]
+    else:
+        shards = _as_in(like) if shard_size is None else _by_size(specs, shard_size)
     files = {}
     for number, names in enumerate(shards, 1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = (
+            (single_file or SINGLE)
+            if len(shards) == 1
+            else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        )
         files[file] = {name: specs[name] for name in names}
     headers, places = {}, {}
     for file, held in files.items():

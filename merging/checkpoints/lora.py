@@ -134,8 +134,9 @@ class LoraSource(CheckpointSource):
         return self._base.read(name, rows) if whole is None else self._tensors.read(whole, rows)
 
     def _factors(self, name: str, change: Change) -> LowRank:
-        if self._latest is not None and self._latest[0] == name:
-            return self._latest[1]
+        latest = self._latest  # another thread may replace it
+        if latest is not None and latest[0] == name:
+            return latest[1]
         first_RI = self._tensors.read(change.first).flatten(1)
         second_OR = self._tensors.read(change.second).flatten(1)
         found = LowRank(second_OR, first_RI, change.scale)

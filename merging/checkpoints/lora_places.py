@@ -40,6 +40,12 @@ def placed(
 
     Raises CheckpointError unless every factor has its place and fits it.
     """
+    outside = _Places(base, model, list(keys.whole))
+    whole = {outside.find(name) or name: key for name, key in keys.whole.items()}
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return (tensors.spec(whole[name]) if name in whole else base.spec(name)).shape
+
     places = _Places(base, model, [name for target in keys.targets.values() for name in _candidates(target)])
     changes: dict[str, Change] = {}
     problems: list[Problem] = []
@@ -50,7 +56,7 @@ def placed(
         name = places.weight(target)
         assert name is not None
         try:
-            change = _change(target, name, base, tensors, config, places)
+            change = _change(target, name, shape_of(name), tensors, config, places)
         except CheckpointError as error:
             problems.append(Problem(f"{tensors.label}: {target.module}", error.message, error.remedy))
             continue
@@ -65,9 +71,7 @@ def placed(
         notes += _notes(target, name, tensors.label, places)
     if problems:
         raise CheckpointError(f"{tensors.label} does not fit the base", problems=problems)
-    outside = _Places(base, model, list(keys.whole))
     _refuse_untied(keys, tensors.label, outside)
-    whole = {outside.find(name) or name: key for name, key in keys.whole.items()}
     return changes, whole, notes
 
 
@@ -161,13 +165,12 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 def _change(
     target: Target,
     name: str,
-    base: CheckpointSource,
+    shape: tuple[int, ...],
     tensors: CheckpointSource,
     config: LoraConfig,
     places: _Places,
 ) -> Change:
     first, second = tensors.spec(target.first).shape, tensors.spec(target.second).shape
-    shape = base.spec(name).shape
     rank, expected = first[0] if first else 0, config.rank(target.module)
     if rank != expected:
         raise CheckpointError(f"its lora_A has {rank} rows, its config says rank {expected}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -104,35 +105,68 @@ class _Renaming:
         if not self._is_pretrained:
             return
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
+        from transformers.core_model_loading import WeightRenaming
 
+        self._prefix = _prefix(model)
         transforms = get_model_conversion_mapping(model)
-        self._prefix = getattr(model, "base_model_prefix", "")
         self._renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
-        self._converters = [entry for entry in transforms if isinstance(entry, WeightConverter)]
+        self._converters = [entry for entry in converters_of(model) if _applies(entry, state)]
 
     def __call__(self, name: str) -> tuple[str, bool]:
         """The name in the module, and whether the tensor has to be converted on the way."""
         if not self._is_pretrained:
             return name, False
+        inside, converts = self._renamed(name)
+        if inside in self._state:
+            return inside, converts
+        if name in self._state:
+            return name, False
+        # Before 5.16, what was saved as a bare model had its renamings only under the prefix.
+        prefixed, prefixed_converts = self._renamed(f"{self._prefix}.{name}")
+        return (prefixed, prefixed_converts) if prefixed in self._state else (inside, converts)
+
+    def _renamed(self, name: str) -> tuple[str, bool]:
         from transformers.core_model_loading import rename_source_key
 
         inside, pattern = rename_source_key(
             name, self._renamings, self._converters, self._prefix, self._state
         )
-        if inside not in self._state and name in self._state:
-            inside, pattern = rename_source_key(name, [], [], self._prefix, self._state)
         return inside, pattern is not None
 
     def siblings(self, name: str) -> list[str]:
         """Patterns of all module names that the converter of a stored name fills, if it fills several."""
-        from transformers.core_model_loading import apply_renamings
-
-        plain = apply_renamings(name, self._renamings)
+        plain = name
+        for renaming in self._renamings:
+            plain, _ = renaming.rename_source_key(plain)
         for converter in self._converters:
             if converter.rename_source_key(plain)[1] is not None:
                 return list(converter.target_patterns)
         return []
+
+
+def _prefix(model: nn.Module) -> str:
+    """Under which a bare model lies in this one, or lay where it was saved."""
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    inside = [name for name in ("vision_model", "text_model") if hasattr(model, name)]
+    # Before 5.24, towers of CLIP with a projection went by the prefix of the whole.
+    return inside[0] if len(inside) == 1 and not hasattr(model, prefix) else prefix
+
+
+def converters_of(model: nn.Module) -> list[Any]:
+    """How stored tensors become one, or several, when transformers loads a model of this class."""
+    from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    if not isinstance(model, PreTrainedModel):
+        return []
+    return [entry for entry in get_model_conversion_mapping(model) if isinstance(entry, WeightConverter)]
+
+
+def _applies(converter: Any, state: Mapping[str, object]) -> bool:
+    """False where experts are to be stacked that this module holds one by one, as they are stored."""
+    stacks = any(type(operation).__name__ == "MergeModulelist" for operation in converter.operations)
+    return not stacks or any(name.endswith(converter.target_patterns[0]) for name in state)
 
 
 def _conversion_targets(

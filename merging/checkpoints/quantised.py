@@ -11,12 +11,25 @@ from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError
 
 _NEVER_PACKED = {torch.bool, torch.int64}  # masks, positions, counters
-_PACKED_NAMES = ("weight", "qweight", "qzeros", "weight_packed", "absmax", "SCB", "quant_map", "blocks")
+_PACKED_NAMES = (
+    "weight",
+    "qweight",
+    "qzeros",
+    "weight_packed",
+    "absmax",
+    "SCB",
+    "quant_map",
+    "blocks",
+    "W_q",
+    "_data",
+)
+QUANTISED_KEYS = ("quantization_config", "compression_config")
+"""Of config.json, by which transformers takes a checkpoint for a quantised one."""
 
 
 def refuse_quantised(source: CheckpointSource, config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Raises CheckpointError naming format and tensor; a note if only the config says quantised."""
-    settings = (config or {}).get("quantization_config")
+    settings = next((config[key] for key in QUANTISED_KEYS if config and config.get(key)), None)
     for name in source.names():
         dtype = source.spec(name).dtype
         is_float8 = dtype.is_floating_point and dtype.itemsize == 1
@@ -30,7 +43,8 @@ def refuse_quantised(source: CheckpointSource, config: Mapping[str, Any] | None)
             )
     if settings is not None:
         return (
-            f"{source.label}: the config names {_format(settings)}, the weights themselves are not quantised",
+            f"{source.label}: its config says quantised ({_format(settings)}), its weights are not: they are "
+            "read as they are, and results are not marked as quantised",
         )
     return ()
 

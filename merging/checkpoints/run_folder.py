@@ -57,6 +57,8 @@ class RunFolder:
                 if not overwrite:
                     raise _other_spec(self.path, before.get("spec"), spec)
                 self._remove(before["owned"])
+            if not same:
+                shutil.rmtree(self.begun, ignore_errors=True)
             known = before["owned"] if before is not None else []
             self._owned = [name for name in known if same or (self.path / name).exists()]
             self._state = {"fingerprint": fingerprint, "spec": dict(spec)}
@@ -90,6 +92,11 @@ class RunFolder:
     def work(self) -> Path:
         """Where a run may keep large files while it works; empty when it starts."""
         return self.path / _HIDDEN / "work"
+
+    @property
+    def begun(self) -> Path:
+        """Where a run keeps what the next one can go on with, if it does not end; for runs of one spec."""
+        return self.path / _HIDDEN / "begun"
 
     def close(self) -> None:
         """Let other runs work here."""

@@ -83,17 +83,19 @@ class SafetensorsSource(CheckpointSource):
 
     def _fill(self, file: Path, buffer: memoryview, offset: int) -> None:
         header = self._headers[file]
-        with file.open("rb", buffering=0) as stream:  # a handle per read: threads do not share a position
-            status = os.fstat(stream.fileno())
+        descriptor = os.open(file, os.O_RDONLY)  # one per read: threads do not share a position
+        try:
+            status = os.fstat(descriptor)
             if (status.st_size, status.st_mtime_ns) != (header.size, header.mtime_ns):
                 raise CheckpointError(f"{file} was changed while it was being used")
-            stream.seek(offset)
             done = 0
             while done < len(buffer):
-                count = stream.readinto(buffer[done : done + (1 << 30)])
+                count = os.preadv(descriptor, [buffer[done : done + (1 << 30)]], offset + done)
                 if not count:
                     raise CheckpointError(f"{file} ended while it was being read")
                 done += count
+        finally:
+            os.close(descriptor)
 
     def _place(self, name: str) -> tuple[Path, Place]:
         if name not in self._places:

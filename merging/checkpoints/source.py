@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +42,7 @@ class CheckpointSource(ABC):
     notes: tuple[
         str, ...
     ] = ()  # what a user should know of how it is read: files ignored, entries passed over
+    concurrent: bool = True  # whether several threads may read at once
 
     @abstractmethod
     def names(self) -> tuple[str, ...]:
@@ -88,6 +89,33 @@ class StateDictSource(CheckpointSource):
         if name not in self._tensors:
             raise CheckpointError(f'{self.label} has no tensor "{name}"')
         return self._tensors[name]
+
+
+class FilledSource(CheckpointSource):
+    """Another source, and of a second one the tensors that it lacks."""
+
+    def __init__(self, source: CheckpointSource, other: CheckpointSource, names: Iterable[str]) -> None:
+        """`names`: those that are taken from `other`."""
+        self.label, self.files, self.notes = source.label, source.files, source.notes
+        self._source, self._other, self._filled = source, other, dict.fromkeys(names)
+
+    def names(self) -> tuple[str, ...]:
+        return (*self._source.names(), *self._filled)
+
+    def spec(self, name: str) -> TensorSpec:
+        return self._of(name).spec(name)
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        return self._of(name).read(name, rows)
+
+    def shard(self, name: str) -> str | None:
+        return self._of(name).shard(name)
+
+    def factors(self, name: str) -> LowRank | None:
+        return None if name in self._filled else self._source.factors(name)
+
+    def _of(self, name: str) -> CheckpointSource:
+        return self._other if name in self._filled else self._source
 
 
 class RenamedSource(CheckpointSource):

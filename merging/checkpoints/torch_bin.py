@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merging.checkpoints.header import refuse_pointer
+from merging.checkpoints.header import refuse_gguf, refuse_pointer
 from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.checkpoints.weight_files import find_pickled
 from merging.errors import CheckpointError, Problem
 
-_WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training loops store the weights
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # where training loops put the weights
 
 
 class TorchBinSource(CheckpointSource):
@@ -81,8 +81,7 @@ def _refuse_code(file: Path) -> None:
     with file.open("rb") as stream:
         start = stream.read(100)
     refuse_pointer(file, start)
-    if start.startswith(b"GGUF"):
-        raise CheckpointError(f"{file} is a GGUF file: quantised weights, which cannot be merged")
+    refuse_gguf(file, start)
     if not start.startswith(b"PK"):
         return  # the older format: torch's tensors-only reader stops at the first thing that is not one
     try:
@@ -117,13 +116,15 @@ def _load(file: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 def _state_dict(file: Path, found: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     notes: tuple[str, ...] = ()
-    if isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in found.values()):
-        for key in _WRAPPERS:
-            if isinstance(found.get(key), Mapping):
-                others = ", ".join(str(other) for other in found if other != key)
-                notes = (f'{file}: read from "{key}"' + (f"; ignored: {others}" if others else ""),)
-                found = found[key]
-                break
+    path: list[str] = []
+    while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in found.values()):
+        key = next((key for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
+        if key is None:
+            break
+        path.append(key)
+        others = ", ".join(str(other) for other in found if other != key)
+        notes += (f'{file}: read from "{".".join(path)}"' + (f"; ignored: {others}" if others else ""),)
+        found = found[key]
     if not isinstance(found, Mapping):
         raise CheckpointError(
             f"{file} holds a {type(found).__name__}, expected a mapping of names to tensors",

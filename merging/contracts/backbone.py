@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from merging.errors import TracingError
@@ -25,11 +26,10 @@ Batch: TypeAlias = "Mapping[str, Tensor]"
 
 @dataclass(frozen=True)
 class Location:
-    """Where a module's parameter lies in the checkpoint: a tensor's name, and its rows if it is only a
-    part."""
+    """Where a weight lies that shares a stored tensor with others: the tensor's name, and its rows."""
 
     name: str
-    rows: slice | None = None
+    rows: slice
 
 
 class Backbone(ABC):
@@ -44,6 +44,12 @@ class Backbone(ABC):
         tuple[str, ...]
     ] = ()  # tensors that belong to one task: kept per task, never merged
 
+    outer_patterns: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parts of a larger model around the one that is walked: base or experts may lack them
+    weights_file: ClassVar[str | None] = (
+        None  # the one file that its weights must be in; None: any, or shards
+    )
     unread_patterns: ClassVar[tuple[str, ...]] = ()  # what nothing reads: never merged, experts may lack it
 
     class Settings(BaseSettings):
@@ -52,9 +58,16 @@ class Backbone(ABC):
     def __init__(
         self, config: Any, settings: BaseSettings | None = None, *, folder: Path | None = None
     ) -> None:
-        """`config`: a transformers config; `folder`: where tokenizer and processor lie."""
-        self.config, self.folder = config, folder
+        """`config`: a transformers config, or a function that reads it when it is first asked for; `folder`:
+        where tokenizer and processor lie."""
+        self._config, self.folder = config, folder
         self.settings: Any = settings if settings is not None else type(self).Settings()
+
+    @property
+    def config(self) -> Any:
+        if isinstance(self._config, partial):
+            self._config = self._config()
+        return self._config
 
     @classmethod
     def summary(cls) -> str:
@@ -74,9 +87,34 @@ class Backbone(ABC):
         out."""
         return {name: name for name in names}
 
+    def parts(self, names: tuple[str, ...]) -> Mapping[str, Location]:
+        """Weights that lie together in one of these stored tensors (q, k and v of a fused projection): what
+        each is called -> where it lies. `module_names` and methods that walk the model see these."""
+        return {}
+
+    @property
+    def merges_parts(self) -> bool:
+        """Whether tensor-wise rules see them one by one, too, and not the tensor as it is stored."""
+        return False
+
+    def sees(self, batch: Batch, stack: str) -> bool:
+        """Whether the batch reaches that stack: of two towers, one may be given nothing."""
+        return True
+
+    def how_to_load(self, folder: str) -> str:
+        """Code that opens a result in that folder; empty: as any model of transformers."""
+        return ""
+
+    def resize_vocabulary(self, before: int, now: int) -> None:
+        """From now on the model has that many tokens, as results have to which experts add theirs."""
+
     def is_head(self, name: str) -> bool:
         """Whether the stored tensor belongs to one task's head."""
         return any(fnmatch(name, pattern) for pattern in self.head_patterns)
+
+    def is_outer(self, name: str) -> bool:
+        """Whether the stored tensor is of a larger model, of which only a part is walked."""
+        return any(fnmatch(name, pattern) for pattern in self.outer_patterns)
 
     def keeps(self, name: str) -> bool:
         """Whether the stored tensor is never merged: a head, or something that nothing reads."""

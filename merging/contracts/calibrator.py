@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from merging.contracts.merger import MergeNotes
     from merging.contracts.models import Models
     from merging.data.task import CalibrationData
+    from merging.ranks import Ranks
 
 
 class Calibrator(Method, ABC):
@@ -28,6 +29,13 @@ class Calibrator(Method, ABC):
 
     needs = frozenset({"base", "data"})
     changes_inference: ClassVar[bool] = False  # True: `adapt` must run at inference, with the task known
+    together: ClassVar[bool] = False  # whether it knows of other processes of its run, and shares the work
+    ranks: Ranks | None = None  # these processes; None: there is one
+
+    @property
+    def shares(self) -> bool:
+        """Whether it does only this process's share; else the first process does all."""
+        return self.together
 
     @abstractmethod
     def calibrate(

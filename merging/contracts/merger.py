@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from merging.checkpoints.sink import CheckpointSink
     from merging.contracts.models import Models
     from merging.contracts.vectors import TaskVectors
+    from merging.costs.cost import Cost
+    from merging.costs.sizes import Sizes
     from merging.data.task import CalibrationData
+    from merging.ranks import Ranks
 
 
 class Merger(Method, ABC):
@@ -28,6 +31,10 @@ class Merger(Method, ABC):
 
     by_layer: ClassVar[frozenset[str] | None] = frozenset()  # settings that may differ by tensor; None: all
     layers: LayerSettings = LayerSettings()  # how they differ; whoever runs the merge sets it before
+    together: ClassVar[bool] = (
+        False  # whether `merge` knows of other processes of its run, and shares the work
+    )
+    ranks: Ranks | None = None  # these processes; None: there is one
 
     @abstractmethod
     def merge(
@@ -39,6 +46,11 @@ class Merger(Method, ABC):
         progress: Progress = silent,
     ) -> MergeNotes:
         """Write every tensor of the base, merged, to `sink` (which the caller opens and closes)."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether `merge` does only this process's share; else the first process does all."""
+        return self.together
 
     def settings_for(self, name: str) -> Any:
         """The settings for one tensor of the checkpoint."""
@@ -79,11 +91,40 @@ class TensorMerger(Merger):
 
     @property
     def elementwise(self) -> bool:
-        """True: `combine` may be handed row blocks of a parameter, valid during the call, to bound memory."""
+        """True: `combine` may be handed row blocks of a parameter, valid during the call, to bound memory.
+
+        Parameters may then be merged in several threads at once.
+        """
         return False
 
+    passes: ClassVar[float] = 8.0  # operations that an entry of each model goes through, for `plan`
+
+    @property
+    def walks(self) -> int:
+        """How often all models are read, for `plan`."""
+        return 1
+
+    def arrays(self, experts: int) -> float:
+        """How many arrays of a parameter (or of a row block) are held at most, in `precision`, for `plan`."""
+        return 2.0 * experts + 4.0
+
+    def cost(self, sizes: Sizes) -> Cost:
+        from merging.costs.tensor_law import tensor_rule_cost
+
+        return tensor_rule_cost(self, sizes)
+
     def prepare(self, vectors: TaskVectors) -> None:
-        """An optional look at all task vectors before the first `combine`, for whole-model quantities."""
+        """An optional look at all task vectors before the first `combine`, for whole-model quantities.
+
+        With `together = True` it must add up what each process visits (`vectors.total_`, `vectors.gathered`).
+        """
+
+    @property
+    def shares(self) -> bool:
+        return self.together or type(self).prepare is TensorMerger.prepare
+
+    def survey(self, name: str) -> None:
+        """An optional look at one parameter (`self.vectors.blocks(name)`) before it is combined."""
 
     @abstractmethod
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
@@ -101,6 +142,17 @@ class TensorMerger(Merger):
         shape, place = deltas_NS.shape[1:], self.vectors.offset
         return torch.stack([uniforms(shape, place, self.seed, expert, name) for expert in self.experts])
 
+    def draws(self, name: str, deltas_NS: Tensor, probability: float) -> Tensor:
+        """Mask of the entries whose random number is below `probability`: `uniforms` < it, in less time."""
+        import torch
+
+        from merging.draws import below
+
+        shape, place = deltas_NS.shape[1:], self.vectors.offset
+        return torch.stack(
+            [below(probability, shape, place, self.seed, expert, name) for expert in self.experts]
+        )
+
     def merge(
         self,
         models: Models,
@@ -109,20 +161,33 @@ class TensorMerger(Merger):
         *,
         progress: Progress = silent,
     ) -> MergeNotes:
+        from merging.threads import in_threads
+
         rules = self._rules(merged_names(models))
         for rule in dict.fromkeys(rules.values()):
             rule._look_at(models, progress)
-        total = sum(models.base.spec(name).bytes for name in models.base.names())
+        names = _share(models, self.ranks)
+        total = sum(models.base.spec(name).bytes for name in names)
         done = 0
-        for name in models.base.names():
+
+        def write(name: str) -> int:
             if name in rules:
-                for rows, base_S, deltas_NS in rules[name].vectors.blocks(name):
-                    sink.write(name, rules[name]._combined(name, base_S, deltas_NS), rows)
+                rules[name]._write(name, sink)
             else:
                 sink.write(name, models.base.read(name))
-            done += models.base.spec(name).bytes
+            return models.base.spec(name).bytes
+
+        for written in in_threads(
+            write, names, min((rule.vectors.threads for rule in rules.values()), default=1)
+        ):
+            done += written
             progress("merge", done, total)
         return MergeNotes()
+
+    def _write(self, name: str, sink: CheckpointSink) -> None:
+        self.survey(name)
+        for rows, base_S, deltas_NS in self.vectors.blocks(name):
+            sink.write(name, self._combined(name, base_S, deltas_NS), rows)
 
     def _rules(self, names: Iterable[str]) -> dict[str, TensorMerger]:
         """Tensor -> the rule that merges it: this one, or a copy of it with the tensor's own settings.
@@ -144,6 +209,7 @@ class TensorMerger(Merger):
         import torch
 
         from merging.contracts.vectors import TaskVectors
+        from merging.ranks import ALONE
 
         problems = [Problem("merge", problem) for problem in self.check(self.settings, models.weights)]
         if problems:
@@ -155,6 +221,7 @@ class TensorMerger(Merger):
             differences=self.differences,
             base="base" in self.needs,
             progress=progress,
+            ranks=self.ranks or ALONE,
         )
         self.vectors, self.experts = vectors, vectors.experts
         self.weights_N = torch.tensor([models.weights[task] for task in self.experts], dtype=vectors.dtype)
@@ -177,6 +244,12 @@ class TensorMerger(Merger):
                 f"expected a tensor of shape {tuple(base_S.shape)}"
             )
         return merged_S
+
+
+def _share(models: Models, ranks: Ranks | None) -> list[str]:
+    """The tensors that this process is to write."""
+    names = list(models.base.names())
+    return names if ranks is None else ranks.mine(names, [models.base.spec(name).bytes for name in names])
 
 
 def _described(value: object) -> str:

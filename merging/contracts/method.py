@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from merging.settings import Settings as BaseSettings
+
+if TYPE_CHECKING:
+    from merging.costs.cost import Cost
+    from merging.costs.sizes import Sizes
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Told often by long work: stage, done, total."""
@@ -34,6 +38,15 @@ class Method:
         """Settings as an object, or by name: `Ties(density=0.3)`."""
         self.settings: Any = settings if settings is not None else type(self).Settings(**values)
         self.seed = seed
+
+    def cost(self, sizes: Sizes) -> Cost:
+        """The memory law in numbers, and the operations, with these settings; if a method says nothing of its
+        own: all models whole, in float32, each entry gone over a few times."""
+        from merging.costs.cost import Cost, Work
+
+        entries = (sizes.experts + 1) * sizes.parameters
+        read = sizes.base_bytes + sizes.expert_bytes
+        return Cost(memory=4.0 * entries, work=Work(entries=4.0 * entries, read=read, written=sizes.output_bytes))
 
     @classmethod
     def summary(cls) -> str:

@@ -5,8 +5,10 @@ Shape letters: N experts, S the shape of the parameter (or of a block of its row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,16 +17,20 @@ from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.errors import CheckpointError
+from merging.ranks import ALONE, Ranks
+from merging.threads import in_threads
 
-BLOCK_ELEMENTS = (
-    1 << 18
-)  # entries of a row block, per model: 2 MiB in float64, so that a block stays in cache
+BLOCK_ELEMENTS = 1 << 17  # of a row block, per model: 1 MiB in float64, so that a block stays in cache
+
+Item = TypeVar("Item")
+Visitor: TypeAlias = Callable[[str, Tensor], None]
 
 
 class TaskVectors:
-    """Expert minus base for each mergeable parameter, read while one iterates. Can be walked several times.
+    """Expert minus base for each mergeable parameter, read while one walks. Can be walked several times.
 
     Experts come in the order of their names, whatever the order of listing, and so do all sums over them.
+    `threads`: how many may walk at once. Row blocks are small enough for one each; whole tensors are not.
     """
 
     def __init__(
@@ -36,15 +42,18 @@ class TaskVectors:
         differences: bool = True,
         base: bool = True,
         progress: Progress = silent,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`differences=False`: the experts' weights themselves. `base=False`: base_S has no data."""
         self._models, self._blocked = models, blocked
         self._differences, self._base = differences, base or differences
         self._progress = progress
         self.dtype = dtype
-        self.offset = (
-            0  # of the block last handed out: the place of its first entry in the flattened parameter
-        )
+        sources = (models.base, *models.experts.values())
+        together = blocked and all(source.concurrent for source in sources)
+        self.threads = torch.get_num_threads() if together else 1
+        self._place = threading.local()
+        self._ranks = ranks
         self.experts: tuple[str, ...] = tuple(sorted(models.tasks))
         self.names: dict[str, None] = {
             name: None
@@ -52,22 +61,36 @@ class TaskVectors:
             if models.base.spec(name).dtype.is_floating_point and name not in models.kept
         }
 
+    @property
+    def offset(self) -> int:
+        """Of the block that this thread was last handed: the place of its first entry in the flattened
+        parameter."""
+        return getattr(self._place, "offset", 0)
+
     def elements(self) -> int:
         """Number of mergeable parameters."""
         return sum(self._models.base.spec(name).elements for name in self.names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._models.base.spec(name).shape
 
     def blocks(self, name: str) -> Iterator[tuple[slice | None, Tensor, Tensor]]:
         """(rows, base_S, deltas_NS) of one parameter; `rows` is None where the tensor comes whole.
 
         The blocks of one parameter share memory: each is valid until the next is asked for.
         """
+        return self._walk(name, self._rows(name))
+
+    def _rows(self, name: str) -> list[slice | None]:
+        return row_blocks(self._models.base.spec(name)) if self._blocked else [None]
+
+    def _walk(self, name: str, blocks: list[slice | None]) -> Iterator[tuple[slice | None, Tensor, Tensor]]:
         spec = self._models.base.spec(name)
-        blocks = row_blocks(spec) if self._blocked else [None]
-        height = blocks[0].stop if blocks[0] is not None else None
+        height = max((rows.stop - rows.start for rows in blocks if rows is not None), default=None)
         stack_MS = self._empty(spec, height)
         for rows in blocks:
             part_MS = stack_MS if rows is None else stack_MS[:, : rows.stop - rows.start]
-            self.offset = 0 if rows is None else rows.start * (spec.elements // spec.shape[0])
+            self._place.offset = 0 if rows is None else rows.start * (spec.elements // spec.shape[0])
             yield rows, *self._read_into(part_MS, name, rows)
 
     def read(self, name: str, rows: slice | None = None) -> tuple[Tensor, Tensor]:
@@ -76,14 +99,44 @@ class TaskVectors:
         height = None if rows is None else len(range(*rows.indices(spec.shape[0])))
         return self._read_into(self._empty(spec, height), name, rows)
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, deltas_NS) over all mergeable parameters, in row blocks where the rule is element-wise."""
-        total, done = self.elements(), 0
+    def count(self) -> int:
+        """How many blocks a whole walk has."""
+        return sum(len(self._rows(name)) for name in self.names)
+
+    def total_(self, sums: Tensor) -> Tensor:
+        """Sums of what this process visited -> of all processes', in place."""
+        return self._ranks.total_(sums)
+
+    def gathered(self, parts: dict[str, Item]) -> dict[str, Item]:
+        """By parameter, what this process found -> what all found."""
+        return {name: part for theirs in self._ranks.gather(parts) for name, part in theirs.items()}
+
+    def share(self, names: Iterable[str]) -> list[str]:
+        """Those of the parameters that this process is to walk."""
+        names = list(names)
+        return self._ranks.mine(names, [self._models.base.spec(name).elements for name in names])
+
+    def visit(self, action: Visitor, *, every: int = 1, whole: bool = False) -> None:
+        """`action(name, deltas_NS)` for every mergeable parameter, in row blocks where the rule is
+        element-wise: the blocks of a parameter in order, parameters in any, from several threads.
+
+        `every`: only one block in so many. `whole`: also those that are other processes' share."""
+        chosen, place = {}, 0
         for name in self.names:
-            for _, _, deltas_NS in self.blocks(name):
-                yield name, deltas_NS
-                done += deltas_NS[0].numel()
-                self._progress("scan", done, total)
+            blocks = self._rows(name)
+            chosen[name] = [rows for index, rows in enumerate(blocks, place) if index % every == 0]
+            place += len(blocks)
+        wanted = [name for name, blocks in chosen.items() if blocks]
+        chosen = {name: chosen[name] for name in (wanted if whole else self.share(wanted))}
+        offset = self.offset
+
+        def walk(name: str) -> None:
+            for _, _, deltas_NS in self._walk(name, chosen[name]):
+                action(name, deltas_NS)
+
+        for done, _ in enumerate(in_threads(walk, chosen, self.threads), 1):
+            self._progress("scan", done, len(chosen))
+        self._place.offset = offset  # whoever asked may be in the middle of a block
 
     def _empty(self, spec: TensorSpec, height: int | None) -> Tensor:
         shape = spec.shape if height is None else (height, *spec.shape[1:])
@@ -113,9 +166,45 @@ class Changed:
     vectors: TaskVectors
     change: Callable[[str, Tensor], Tensor]
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, deltas_NS in self.vectors:
-            yield name, self.change(name, deltas_NS)
+    @property
+    def experts(self) -> Sequence[str]:
+        return self.vectors.experts
+
+    def total_(self, sums: Tensor) -> Tensor:
+        return self.vectors.total_(sums)
+
+    def gathered(self, parts: dict[str, Item]) -> dict[str, Item]:
+        return self.vectors.gathered(parts)
+
+    def count(self) -> int:
+        return self.vectors.count()
+
+    def visit(self, action: Visitor, *, every: int = 1) -> None:
+        self.vectors.visit(lambda name, deltas_NS: action(name, self.change(name, deltas_NS)), every=every)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Task vectors in memory: (name, deltas_NS) of each block."""
+
+    parts: Sequence[tuple[str, Tensor]]
+
+    @property
+    def experts(self) -> Sequence[str]:
+        return [str(place) for place in range(len(self.parts[0][1]))] if self.parts else []
+
+    def total_(self, sums: Tensor) -> Tensor:
+        return sums
+
+    def gathered(self, parts: dict[str, Item]) -> dict[str, Item]:
+        return parts
+
+    def count(self) -> int:
+        return len(self.parts)
+
+    def visit(self, action: Visitor, *, every: int = 1) -> None:
+        for name, deltas_NS in self.parts[::every]:
+            action(name, deltas_NS)
 
 
 def row_blocks(spec: TensorSpec) -> list[slice | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,3 +24,15 @@ def shuffled(count: int, seed: int, *names: str) -> list[int]:
 
     order: list[int] = torch.randperm(count, generator=generator(seed, *names)).tolist()
     return order
+
+
+def drawn_order(sizes: Sequence[int], seed: int, task: str) -> list[tuple[int, int]]:
+    """(class, example of that class) for all: round by round one of each class that has any left."""
+    examples = [shuffled(size, seed, task, f"class {label}") for label, size in enumerate(sizes)]
+    rounds = range(max(sizes, default=0))
+    return [
+        (label, examples[label][turn])
+        for turn in rounds
+        for label in shuffled(len(sizes), seed, task, f"round {turn}")
+        if turn < sizes[label]
+    ]

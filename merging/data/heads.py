@@ -18,17 +18,20 @@ from merging.errors import DataError, Problem
 CLASSIFIERS = ("classifier", "score", "head", "fc")
 """Modules that hold a linear classifier in transformers, timm and open_clip, by their last name."""
 
+_NORMALISED = "normalised"  # metadata of a head's file: what it reads
+
 
 def load_head(path: Path, *, task: str) -> LinearHead:
     """A safetensors file with `weight` [classes, features] and optional `bias` [classes]."""
     where = f'task "{task}": head'
     with open_tensor_file(Path(path), where) as file:
+        normalises = (file.metadata() or {}).get("features") == _NORMALISED
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     unknown = sorted(tensors.keys() - {"weight", "bias"})
     if "weight" not in tensors or unknown:
         found = ", ".join(sorted(tensors)) or "no tensors"
         raise DataError(f'{where}: {path} has {found}, expected "weight" and optionally "bias"')
-    return _checked(tensors["weight"], tensors.get("bias"), f"{where}: {path}")
+    return _checked(tensors["weight"], tensors.get("bias"), f"{where}: {path}", normalises=normalises)
 
 
 def expert_head(tensors: Mapping[str, Tensor], *, task: str) -> LinearHead:
@@ -45,6 +48,12 @@ def expert_head(tensors: Mapping[str, Tensor], *, task: str) -> LinearHead:
             f"{where}: {len(found)} linear classifiers in {listed}, expected one",
             remedy='Store it as safetensors and give it: "head": {"type": "linear", "path": "..."}.',
         )
+    others = sorted(tensors.keys() - {f"{found[0]}.weight", f"{found[0]}.bias"})
+    if others:
+        raise DataError(
+            f"{where}: {found[0]} does not read the model's features: {others[0]} comes between",
+            remedy='It is kept in "heads/". To score, give a linear head that reads the features, as "head".',
+        )
     return _checked(tensors[f"{found[0]}.weight"], tensors.get(f"{found[0]}.bias"), f"{where}: {found[0]}")
 
 
@@ -56,14 +65,14 @@ def save_head(head: LinearHead, path: Path) -> None:
     if head.bias_C is not None:
         tensors["bias"] = head.bias_C.contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+    save_file(tensors, path, {"features": _NORMALISED} if head.normalises else None)
 
 
 def refuse_misfit(task: str, head: Head, features: int) -> None:
     """Raise a DataError where a linear head reads another number of features than the model gives."""
-    if isinstance(head, LinearHead) and head.weight_CF.shape[-1] != features:
+    if isinstance(head, LinearHead) and head.shape[-1] != features:
         raise DataError(
-            f'task "{task}": the head reads {head.weight_CF.shape[-1]} features, the model gives {features}',
+            f'task "{task}": the head reads {head.shape[-1]} features, the model gives {features}',
             remedy="Use the head that was trained on this model's features.",
         )
 
@@ -74,10 +83,28 @@ def label_problems(task: Task) -> list[Problem]:
     return [problem for split, examples in splits.items() for problem in _outside(task, split, examples)]
 
 
+def order_problems(task: Task) -> list[Problem]:
+    """Labels that are numbered by names (folders of images) in another order than the head's classes."""
+    head, found = task.head, []
+    for split, examples in {"validation": task.validation, "test": task.test}.items():
+        theirs = [_plain(name) for name in getattr(examples, "classes", ())]
+        ours = [_plain(name) for name in head.names] if head is not None else []
+        if ours != theirs and sorted(ours) == sorted(theirs):
+            what = f"the {split} examples number the classes {', '.join(theirs[:4])}, ...; the head "
+            what += f"{', '.join(ours[:4])}, ..."
+            remedy = "List the head's classes in the order of the sorted folder names."
+            found.append(Problem(f"tasks.{task.name}.head", what, remedy))
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", " ").replace("-", " ").strip()
+
+
 def _outside(task: Task, split: str, examples: Examples | None) -> list[Problem]:
     if examples is None or examples.labels is None or task.head is None:
         return []
-    labels, classes = examples.labels, task.head.weight_CF.shape[0]
+    labels, classes = examples.labels, task.head.shape[0]
     outside = int(((labels < 0) | (labels >= classes)).sum())
     if not outside:
         return []
@@ -91,7 +118,7 @@ def _outside(task: Task, split: str, examples: Examples | None) -> list[Problem]
     ]
 
 
-def _checked(weight: Tensor, bias: Tensor | None, where: str) -> LinearHead:
+def _checked(weight: Tensor, bias: Tensor | None, where: str, *, normalises: bool = False) -> LinearHead:
     if weight.ndim != 2 or not weight.is_floating_point() or not weight.numel():
         raise DataError(
             f'{where}: "weight" is {tuple(weight.shape)} of {weight.dtype}, '
@@ -102,4 +129,4 @@ def _checked(weight: Tensor, bias: Tensor | None, where: str) -> LinearHead:
     bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in (weight, bias) if tensor is not None)
     if bad:
         raise DataError(f"{where}: {bad} values are NaN or infinite")
-    return LinearHead(weight, bias)
+    return LinearHead(weight, bias, normalises=normalises)

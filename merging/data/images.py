@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from merging.checkpoints.folder import open_clip_config
 from merging.contracts.backbone import Batch
 from merging.data.batching import LazyBatches
-from merging.data.draw import shuffled
+from merging.data.draw import drawn_order
 from merging.data.hashing import example_hashes, fingerprint
 from merging.data.task import Examples
 from merging.errors import DataError, Problem
@@ -23,6 +24,15 @@ from merging.errors import DataError, Problem
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 CACHE_BYTES = 512 * 2**20
 """Processed pixels of one split are kept in memory up to this size; beyond it each batch is decoded anew."""
+
+
+class Listing(NamedTuple):
+    """Names of the classes, none where they are not known; pictures of each, paths or things that have
+    `decoded`; notes."""
+
+    classes: tuple[str, ...]
+    pictures: Sequence[Sequence[Any]]
+    notes: tuple[str, ...]
 
 
 class ImageExamples(Examples):
@@ -34,7 +44,7 @@ class ImageExamples(Examples):
 
     def __init__(
         self,
-        path: Path,
+        source: Path | Listing,
         *,
         where: str,
         task: str,
@@ -47,10 +57,11 @@ class ImageExamples(Examples):
         """`where` starts every message; `processor`: see `image_processor`. Opening decodes all images."""
         self._cache_bytes = cache_bytes
         self.asked, self._where, self._processor, self._batch_size = asked, where, processor, batch_size
-        self.classes, files_of_class, self.notes = _listed(Path(path), where)
+        listing = source if isinstance(source, Listing) else _listed(source, where)
+        self.classes, files_of_class, self.notes = listing
         drawn = drawn_order([len(files) for files in files_of_class], seed, task)[:asked]
         self.files = tuple(files_of_class[label][index] for label, index in drawn)
-        self._labels = torch.tensor([label for label, _ in drawn])
+        self._labels = torch.tensor([label for label, _ in drawn]) if self.classes else None
         self._pixels: list[Tensor] | None = []
         self._hashes = self._scan()
         self._fingerprint = fingerprint(self._hashes, self._labels)
@@ -62,7 +73,7 @@ class ImageExamples(Examples):
         return LazyBatches(len(self), self._batch_size, self._read)
 
     @property
-    def labels(self) -> Tensor:
+    def labels(self) -> Tensor | None:
         return self._labels
 
     @property
@@ -77,9 +88,11 @@ class ImageExamples(Examples):
             return {"pixel_values": torch.stack(self._pixels[start:stop])}
         return {"pixel_values": torch.stack([self._process(file) for file in self.files[start:stop]])}
 
-    def _process(self, file: Path) -> Tensor:
+    def _process(self, file: Any) -> Tensor:
         # One at a time, so that an image's pixels do not depend on its neighbours in the batch.
-        pixels: Tensor = self._processor(images=decoded(file), return_tensors="pt")["pixel_values"][0]
+        pixels: Tensor = self._processor(
+            images=decoded(file) if isinstance(file, Path) else file.decoded(), return_tensors="pt"
+        )["pixel_values"][0]
         return pixels.float()
 
     def _scan(self) -> tuple[str, ...]:
@@ -116,6 +129,8 @@ def image_processor(folder: Path, where: str) -> Any:
     """The processor that lies beside the base's weights. Raises DataError if there is none."""
     from transformers import AutoImageProcessor
 
+    if (found := open_clip_config(Path(folder))) is not None:
+        return _OpenClipProcessor(found)
     if (
         not (Path(folder) / "preprocessor_config.json").is_file()
         and not (Path(folder) / "processor_config.json").is_file()
@@ -130,7 +145,23 @@ def image_processor(folder: Path, where: str) -> Any:
         raise DataError(f"{where}: the base's image processor in {folder} cannot be used: {error}") from error
 
 
-def decoded(file: Path) -> Image.Image:
+class _OpenClipProcessor:
+    """open_clip's own transform for evaluation, as its preprocess_cfg says, called like transformers'."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
+
+        size = config["model_cfg"]["vision_cfg"].get("image_size", PreprocessCfg.size)
+        asked = {"size": size, **config["preprocess_cfg"]}
+        self._transform = image_transform_v2(
+            PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), asked)), is_train=False
+        )
+
+    def __call__(self, *, images: Image.Image, return_tensors: str) -> dict[str, Tensor]:
+        return {"pixel_values": self._transform(images)[None]}
+
+
+def decoded(file: Path | BinaryIO) -> Image.Image:
     """The image in RGB. Raises DataError for a file that is no whole image."""
     try:
         with Image.open(file) as image:
@@ -142,19 +173,7 @@ def decoded(file: Path) -> Image.Image:
         raise DataError(f"not a whole image ({error})") from error
 
 
-def drawn_order(sizes: Sequence[int], seed: int, task: str) -> list[tuple[int, int]]:
-    """(class, image of that class) for all images: round by round one of each class that has any left."""
-    images = [shuffled(size, seed, task, f"class {label}") for label, size in enumerate(sizes)]
-    rounds = range(max(sizes, default=0))
-    return [
-        (label, images[label][turn])
-        for turn in rounds
-        for label in shuffled(len(sizes), seed, task, f"round {turn}")
-        if turn < sizes[label]
-    ]
-
-
-def _listed(path: Path, where: str) -> tuple[tuple[str, ...], list[list[Path]], tuple[str, ...]]:
+def _listed(path: Path, where: str) -> Listing:
     """Class names, the images of each, and notes. Hidden files and folders do not count."""
     if not path.is_dir():
         kind = "is a file, expected a folder with one folder per class" if path.exists() else "does not exist"
@@ -169,7 +188,7 @@ def _listed(path: Path, where: str) -> tuple[tuple[str, ...], list[list[Path]], 
         )
     empty = [folder.name for folder, inside in zip(folders, files, strict=True) if not inside]
     notes = (f"{where}: no images in class folders {', '.join(empty)}",) if empty else ()
-    return tuple(folder.name for folder in folders), files, notes
+    return Listing(tuple(folder.name for folder in folders), files, notes)
 
 
 def _is_image(file: Path) -> bool:

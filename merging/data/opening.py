@@ -8,50 +8,66 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from merging.errors import DataError
 
 if TYPE_CHECKING:
-    from merging.data.spec import ImagesData, TensorsData
+    from merging.data.images import Listing
+    from merging.data.rows import Row
+    from merging.data.spec import DataSpec
     from merging.data.task import Examples
+    from merging.data.text_spec import DatasetData, TextData
 
 
 Purpose: TypeAlias = Literal["calibration", "validation", "test"]
 
 
 def open_examples(
-    spec: TensorsData | ImagesData,
+    spec: DataSpec,
     *,
     task: str,
     purpose: Purpose,
     base_folder: Path | None,
     seed: int,
+    labelled: bool = True,
 ) -> Examples:
-    """Examples, checked. `base_folder` is where the base's processor lies; paths are used as they are.
+    """Examples, checked; `labelled`: those to test on need a class each. `base_folder` is where the base's
+    processor or tokenizer lies; paths are used as they are.
 
     Every run with this spec, task and seed gets the same examples in the same order. Their `notes` say what
     the report should warn of: fewer examples than asked for, repeated examples.
     """
     where = f'task "{task}": {purpose} data'
     examples = _opened(spec, where, task, base_folder, seed)
-    if purpose != "calibration":
-        _check_labels(examples, where)
+    if labelled and purpose != "calibration":
+        _check_labels(examples, where, column=spec.type in ("text", "dataset"))
     examples.notes += _remarks(examples, where)
     return examples
 
 
-def _opened(
-    spec: TensorsData | ImagesData, where: str, task: str, base_folder: Path | None, seed: int
-) -> Examples:
+def _opened(spec: DataSpec, where: str, task: str, base_folder: Path | None, seed: int) -> Examples:
     if spec.type == "tensors":
         from merging.data.tensors import TensorExamples
 
         return TensorExamples(Path(spec.path), where=where, asked=spec.examples, batch_size=spec.batch_size)
-    from merging.data.images import ImageExamples, image_processor
-
-    if base_folder is None:
+    if base_folder is None or not base_folder.is_dir():
         raise DataError(
-            f"{where}: images need the folder of the base, for its image processor",
+            f'{where}: "{spec.type}" needs the folder of the base, for its processor or tokenizer',
             remedy='Give the base as a folder, or processed inputs: {"type": "tensors"}.',
         )
+    if spec.type == "text":
+        from merging.data.rows import read_rows
+
+        return _text(spec, read_rows(Path(spec.path), where), where, task, base_folder, seed)
+    source: Path | Listing
+    if spec.type == "dataset":
+        from merging.data.hugging_face import pictures, text_rows
+
+        if spec.image is None:
+            return _text(spec, text_rows(spec, where), where, task, base_folder, seed)
+        source = pictures(spec, where)
+    else:
+        source = Path(spec.path)
+    from merging.data.images import ImageExamples, image_processor
+
     return ImageExamples(
-        Path(spec.path),
+        source,
         where=where,
         task=task,
         processor=image_processor(base_folder, where),
@@ -61,11 +77,25 @@ def _opened(
     )
 
 
-def _check_labels(examples: Examples, where: str) -> None:
+def _text(
+    spec: TextData | DatasetData, rows: list[Row], where: str, task: str, base_folder: Path, seed: int
+) -> Examples:
+    from merging.data.text import TextExamples
+    from merging.data.tokenizer import text_reader
+
+    reader = text_reader(base_folder, where)
+    asked, size = spec.examples, spec.batch_size
+    return TextExamples(rows, spec, reader, where=where, task=task, seed=seed, asked=asked, batch_size=size)
+
+
+def _check_labels(examples: Examples, where: str, *, column: bool) -> None:
     labels = examples.labels
     if labels is None:
         raise DataError(
-            f'{where} has no "labels"', remedy='Add a tensor "labels" of class indices, one per example.'
+            f'{where} has no "labels"',
+            remedy='Name the column of classes: "label": "label".'
+            if column
+            else 'Add a tensor "labels" of class indices, one per example.',
         )
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise DataError(

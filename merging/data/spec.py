@@ -7,6 +7,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from merging.data.text_spec import DatasetData, TextData
+from merging.data.zero_shot_spec import ZeroShotHeadSpec
+from merging.evaluation.metric_spec import AccuracySpec, MetricSpec
 from merging.settings import Settings
 
 
@@ -46,13 +49,23 @@ class ExpertHeadSpec(Settings):
     type: Literal["expert"] = "expert"
 
 
-DataSpec: TypeAlias = Annotated[TensorsData | ImagesData, Field(discriminator="type")]
-HeadSpec: TypeAlias = Annotated[LinearHeadSpec | ExpertHeadSpec, Field(discriminator="type")]
+DataSpec: TypeAlias = Annotated[
+    TensorsData | ImagesData | TextData | DatasetData, Field(discriminator="type")
+]
+HeadSpec: TypeAlias = Annotated[
+    LinearHeadSpec | ExpertHeadSpec | ZeroShotHeadSpec, Field(discriminator="type")
+]
 
-DATA_TYPES: dict[str, type[TensorsData] | type[ImagesData]] = {"tensors": TensorsData, "images": ImagesData}
-HEAD_TYPES: dict[str, type[LinearHeadSpec] | type[ExpertHeadSpec]] = {
+DATA_TYPES: dict[str, type[Settings]] = {
+    "tensors": TensorsData,
+    "images": ImagesData,
+    "text": TextData,
+    "dataset": DatasetData,
+}
+HEAD_TYPES: dict[str, type[Settings]] = {
     "linear": LinearHeadSpec,
     "expert": ExpertHeadSpec,
+    "zero_shot": ZeroShotHeadSpec,
 }
 
 
@@ -69,6 +82,6 @@ class TaskSpec(Settings):
     head: HeadSpec | None = Field(
         default=None, description="What turns features into scores; the expert's own classifier if not given."
     )
-    metric: Literal["accuracy"] = Field(
-        default="accuracy", description="What is measured on the test examples."
+    metric: MetricSpec = Field(
+        default=AccuracySpec(), description="What is measured on the test examples; its name, or an object."
     )

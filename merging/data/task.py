@@ -8,10 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
 from merging.contracts.backbone import Batch
 from merging.errors import DataError
+from merging.evaluation.metric_spec import AccuracySpec, MetricSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +47,8 @@ class Examples(ABC):
     def hashes(self) -> tuple[str, ...]:
         """One hash per example of its inputs, to find overlap between splits."""
 
+
+_TINY = 1e-12
 
 Head: TypeAlias = "Callable[[Tensor], Tensor]"
 """Features (B F) -> scores of the classes (B C); a LinearHead, as a rule."""
@@ -85,21 +89,41 @@ class CalibrationData(Mapping[str, Examples]):
             )
 
 
-@dataclass(frozen=True)
 class LinearHead:
-    """Scores = features @ weight^T + bias."""
+    """Scores = features @ weight^T + bias. `shape`: classes, features."""
 
-    weight_CF: Tensor
-    bias_C: Tensor | None = None
+    def __init__(self, weight_CF: Tensor, bias_C: Tensor | None = None, *, normalises: bool = False) -> None:
+        """`normalises`: features are brought to length 1 first, as CLIP's zero-shot heads read them."""
+        self._made: Callable[[], Tensor] = lambda: weight_CF
+        self.shape: tuple[int, int] = (weight_CF.shape[0], weight_CF.shape[-1])
+        self.bias_C, self.normalises = bias_C, normalises
+        self.names: tuple[str, ...] = ()
+
+    @classmethod
+    def later(
+        cls, made: Callable[[], Tensor], shape: tuple[int, int], *, normalises: bool, names: tuple[str, ...]
+    ) -> LinearHead:
+        """A head whose weight (C F) is made when it is first asked for; `names` are those of its classes."""
+        head = cls.__new__(cls)
+        head._made, head.shape, head.bias_C = made, shape, None
+        head.normalises, head.names = normalises, names
+        return head
+
+    @cached_property
+    def weight_CF(self) -> Tensor:
+        return self._made()
 
     @property
     def fingerprint(self) -> str:
         """A hash of weight and bias."""
         from merging.data.hashing import tensors_hash
 
-        return tensors_hash([self.weight_CF, *([] if self.bias_C is None else [self.bias_C])])
+        known = tensors_hash([self.weight_CF, *([] if self.bias_C is None else [self.bias_C])])
+        return f"{known}-normalised" if self.normalises else known
 
     def __call__(self, features_BF: Tensor) -> Tensor:
+        if self.normalises:
+            features_BF = features_BF / features_BF.norm(dim=-1, keepdim=True).clamp_min(_TINY)
         scores_BC = features_BF @ self.weight_CF.to(features_BF).T
         return scores_BC if self.bias_C is None else scores_BC + self.bias_C.to(scores_BC)
 
@@ -112,6 +136,6 @@ class Task:
     calibration: Examples | None = None
     test: Examples | None = None
     head: LinearHead | None = None
-    metric: str = "accuracy"
+    metric: MetricSpec = field(default_factory=AccuracySpec)
     validation: Examples | None = None
     notes: tuple[str, ...] = field(default=())

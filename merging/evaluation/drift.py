@@ -16,8 +16,8 @@ from merging.contracts.backbone import Backbone, Batch
 from merging.errors import TracingError
 from merging.evaluation.forward import output
 
-EXAMPLES = 64
-"""Per task: drift is a mean over tokens, and settles with few examples."""
+EXAMPLES = 16
+"""Per task: drift is a mean over tokens and tasks, and settles with few examples."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def drift(
     examples: int = EXAMPLES,
 ) -> dict[str, tuple[BlockDrift, ...]]:
     """For each of `models`, one entry per block in forward order, over the first `examples`."""
-    names = block_names(expert_model, backbone)
+    names = block_names(expert_model, backbone, batches[0])
     sums = {model: [_Sums() for _ in names] for model in models}
     chosen = list(_first(batches, examples))
     walks = {name: block_features(model, backbone, chosen) for name, model in models.items()}
@@ -58,8 +58,8 @@ def drift(
 
 def block_features(model: nn.Module, backbone: Backbone, batches: Iterable[Batch]) -> Iterator[list[Tensor]]:
     """For each batch the hidden states (B T D) that leave the blocks, in forward order, on the CPU."""
-    names = block_names(model, backbone)
     for batch in batches:
+        names = block_names(model, backbone, batch)
         seen: dict[str, Tensor] = {}
         hooks = [model.get_submodule(name).register_forward_hook(_recorder(seen, name)) for name in names]
         try:
@@ -73,11 +73,12 @@ def block_features(model: nn.Module, backbone: Backbone, batches: Iterable[Batch
         yield [seen[name] for name in names]
 
 
-def block_names(model: nn.Module, backbone: Backbone) -> tuple[str, ...]:
-    """All blocks in forward order: "encoder.layers.0", ..."""
+def block_names(model: nn.Module, backbone: Backbone, batch: Batch | None = None) -> tuple[str, ...]:
+    """All blocks (that the batch reaches), in forward order: "encoder.layers.0", ..."""
     return tuple(
         f"{stack}.{child}"
         for stack in backbone.stacks(model)
+        if batch is None or backbone.sees(batch, stack)
         for child, _ in model.get_submodule(stack).named_children()
     )
 

@@ -1,36 +1,16 @@
-"""evaluate: how well a model does on each task's test examples.
-
-Shape letters: B examples, C classes, F final feature.
-"""
+"""evaluate: how well a model does on each task, by the task's own metric."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from merging.contracts.backbone import Backbone
 from merging.contracts.method import Progress, silent
-from merging.data.heads import label_problems, refuse_misfit
-from merging.data.task import Examples, LinearHead, Task
-from merging.errors import DataError, NumericalError
-from merging.evaluation.forward import all_features
+from merging.data.task import Task
+from merging.evaluation.metric import Adapt, TaskScore
 from merging.evaluation.metrics import metric
-
-Adapt: TypeAlias = Callable[[Tensor, str], Tensor]
-"""Features (B F) and the task's name -> the features its head shall read; see `Calibrator.adapt`."""
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    """One number, and on how many examples it rests."""
-
-    metric: str
-    value: float
-    examples: int
 
 
 def evaluate(
@@ -40,31 +20,19 @@ def evaluate(
     adapt: Adapt | None = None,
     progress: Progress = silent,
 ) -> dict[str, TaskScore]:
-    """Task name -> score; tasks without labelled test examples or head are left out. Sets eval mode."""
-    problems = [problem for task in tasks for problem in label_problems(task)]
-    if problems:
-        raise DataError("test labels and heads do not fit", problems=problems)
-    done, total, scores = 0, sum(len(task.test.batches()) for task in tasks if task.test is not None), {}
-    for task in tasks:
-        if task.test is None or task.test.labels is None or task.head is None:
-            continue
-        measure, predicted = metric(task.metric), []
-        for classes_B in _predictions(model, backbone, task.name, task.test, task.head, adapt):
-            predicted.append(classes_B)
-            done += 1
-            progress("evaluate", done, total)
-        value = measure(torch.cat(predicted), task.test.labels)
-        scores[task.name] = TaskScore(task.metric, value, len(task.test))
-    return scores
+    """Task name -> score; tasks without what their metric needs are left out. Sets eval mode."""
+    measured = [(task, metric(task.metric)) for task in tasks if is_scored(task)]
+    total = sum(measure.steps(task) for task, measure in measured)
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress("evaluate", done, total)
+
+    return {task.name: measure.score(model, backbone, task, adapt, step) for task, measure in measured}
 
 
-def _predictions(
-    model: nn.Module, backbone: Backbone, task: str, test: Examples, head: LinearHead, adapt: Adapt | None
-) -> Iterator[Tensor]:
-    """The class with the highest score (B), batch by batch."""
-    for features_BF in all_features(model, backbone, test):
-        refuse_misfit(task, head, features_BF.shape[-1])
-        if not bool(torch.isfinite(features_BF).all()):
-            raise NumericalError(f'task "{task}": the model\'s features are NaN or infinite')
-        scores_BC = head(features_BF if adapt is None else adapt(features_BF, task))
-        yield scores_BC.argmax(-1)
+def is_scored(task: Task) -> bool:
+    """Whether the task has what its metric needs."""
+    return metric(task.metric).measures(task)

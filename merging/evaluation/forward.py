@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from merging.contracts.backbone import Backbone, Batch
 from merging.data.task import Examples
-from merging.errors import Problem
+from merging.errors import Problem, TracingError
 from merging.registry import did_you_mean
+from merging.tracer import hollow
 
 
 @torch.no_grad()
@@ -35,6 +36,17 @@ def all_features(model: nn.Module, backbone: Backbone, examples: Examples) -> It
     """What heads read (B F), batch by batch, on the CPU."""
     for batch in examples.batches():
         yield features(model, backbone, batch).cpu()
+
+
+def image_features_width(backbone: Backbone) -> int | None:
+    """How many features heads get of an image, found without weights; None for models of anything else."""
+    try:
+        example = backbone.example()
+    except TracingError:  # the backbone gives none
+        return None
+    if "pixel_values" not in example:
+        return None
+    return int(features(hollow(backbone), backbone, example).shape[-1])
 
 
 def placed(batch: Batch, model: nn.Module) -> dict[str, Tensor]:

@@ -1,28 +1,26 @@
-"""Metrics: from predicted and true classes to one number, the higher the better.
-
-Shape letters: B examples.
-"""
+"""The metrics: from what the spec says to the object that measures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from importlib import import_module
 
-from torch import Tensor
+from merging.evaluation.metric import Metric
+from merging.evaluation.metric_spec import MetricSpec, Seq2SeqSpec
 
-from merging.errors import SpecError
-from merging.registry import did_you_mean
-
-
-def accuracy(predicted_B: Tensor, true_B: Tensor) -> float:
-    """Share of examples whose class is right."""
-    return (predicted_B == true_B).double().mean().item()
-
-
-METRICS: Mapping[str, Callable[[Tensor, Tensor], float]] = {"accuracy": accuracy}
+_CLASSES = {
+    "accuracy": "merging.evaluation.accuracy:Accuracy",
+    "choice": "merging.evaluation.choice:Choice",
+    "exact_match": "merging.evaluation.exact_match:ExactMatch",
+    "perplexity": "merging.evaluation.perplexity:Perplexity",
+    "lm_eval": "merging.evaluation.lm_eval:LmEval",
+}
 
 
-def metric(name: str) -> Callable[[Tensor, Tensor], float]:
-    """The metric of that name. Raises SpecError with the nearest valid name."""
-    if name not in METRICS:
-        raise SpecError(f'unknown metric "{name}"', remedy=did_you_mean(name, METRICS))
-    return METRICS[name]
+def metric(spec: MetricSpec) -> Metric:
+    """The metric with these settings."""
+    name = spec.type
+    if isinstance(spec, Seq2SeqSpec):
+        name = "choice" if spec.by == "likelihood" else "exact_match"
+    module, _, kind = _CLASSES[name].partition(":")
+    made: Metric = getattr(import_module(module), kind)(spec)
+    return made

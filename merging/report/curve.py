@@ -14,7 +14,7 @@ Criterion = Literal["features", "entropy", "validation"]
 MEANING = {
     "features": "relative distance of final features to each task's expert, no labels used; lower is better",
     "entropy": "mean entropy of the predictions in nats, no labels used; lower is better",
-    "validation": "score on the validation examples; higher is better",
+    "validation": "score on the validation examples, a perplexity as its inverse; higher is better",
 }
 
 

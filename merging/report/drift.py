@@ -33,14 +33,19 @@ class DriftReport(Entry):
 
     examples: int = Field(default=0, description="Examples per task, at most.")
     tasks: dict[str, tuple[DriftRow, ...]] = Field(default_factory=dict)
-    mean: tuple[DriftRow, ...] = Field(default=(), description="Unweighted mean over tasks.")
+    mean: tuple[DriftRow, ...] = Field(
+        default=(), description="Unweighted mean over the tasks that reach it."
+    )
 
     @classmethod
     def of(cls, measured: Mapping[str, Mapping[str, Sequence[BlockDrift]]], *, examples: int) -> DriftReport:
         """`measured`: task -> what `evaluation.drift.drift` gave for the models "merged" and "calibrated"."""
         tasks = {task: _rows(of_models) for task, of_models in measured.items()}
-        blocks = zip(*tasks.values(), strict=True)
-        return cls(examples=examples, tasks=tasks, mean=tuple(_mean_row(rows) for rows in blocks))
+        blocks: dict[str, list[DriftRow]] = {}
+        for rows in tasks.values():
+            for row in rows:
+                blocks.setdefault(row.block, []).append(row)
+        return cls(examples=examples, tasks=tasks, mean=tuple(_mean_row(rows) for rows in blocks.values()))
 
 
 def _rows(of_models: Mapping[str, Sequence[BlockDrift]]) -> tuple[DriftRow, ...]:

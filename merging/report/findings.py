@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from merging.report.scores import TaskReport
-from merging.report.solver import SolverRow
+from merging.report.solver import UNSEEN, ParameterFate, SolverRow
+
+_SHOWN = 4  # names of modules in one sentence
 
 ILL_CONDITIONED = 1e10
 """Above this a float64 solve keeps fewer than six digits."""
 
 
 def findings(
-    tasks: Mapping[str, TaskReport], solver: Sequence[SolverRow], experts: Mapping[str, str]
+    tasks: Mapping[str, TaskReport],
+    solver: Sequence[SolverRow],
+    experts: Mapping[str, str],
+    parameters: Mapping[str, ParameterFate] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """One sentence each. `experts`: task -> where the expert came from."""
     found: list[str] = []
     for task, report in tasks.items():
         found += _of_task(task, report, experts.get(task, task))
-    return (*found, *_of_solver(solver))
+    return (*found, *_of_solver(solver), *_of_parameters(parameters))
 
 
 def _of_task(task: str, report: TaskReport, expert: str) -> list[str]:
     found = []
     scores = report.scores
-    if scores.base is not None and scores.expert is not None and scores.expert < scores.base:
+    sign = -1 if report.lower_is_better else 1
+    if scores.base is not None and scores.expert is not None and sign * (scores.expert - scores.base) < 0:
         found.append(
             f'expert "{task}" ({expert}) is worse than the base on its own task, '
-            f"{_percent(scores.expert)} against {_percent(scores.base)}: it was bad before merging. "
-            "Check the checkpoint and the head, or leave it out."
+            f"{_shown(report, scores.expert)} against {_shown(report, scores.base)}: it was bad before "
+            "merging. Check the checkpoint and the head, or leave it out."
         )
-    if scores.merged is not None and scores.calibrated is not None and scores.calibrated < scores.merged:
+    both = scores.merged is not None and scores.calibrated is not None
+    if both and sign * (scores.calibrated - scores.merged) < 0:  # type: ignore[operator]
         found.append(
-            f'task "{task}": calibrating made it worse, from {_percent(scores.merged)} to '
-            f"{_percent(scores.calibrated)}. Use more calibration examples, or keep merged/."
+            f'task "{task}": calibrating made it worse, from {_shown(report, scores.merged)} to '
+            f"{_shown(report, scores.calibrated)}. Use more calibration examples, or keep merged/."
         )
     if report.overlap:
         found.append(
@@ -41,6 +49,20 @@ def _of_task(task: str, report: TaskReport, expert: str) -> list[str]:
             "examples, so its score may flatter. Draw the two from different splits."
         )
     return found
+
+
+def _of_parameters(parameters: Mapping[str, ParameterFate]) -> list[str]:
+    unseen = [name for name, fate in parameters.items() if fate.reason == UNSEEN]
+    if not unseen:
+        return []
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name in unseen))
+    shown = ", ".join(modules[:_SHOWN]) + (
+        f" and {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
+    )
+    return [
+        f"no token of the calibration examples reached {shown}: not calibrated (n = 0), what was merged "
+        "stays. Use more, or other, calibration examples."
+    ]
 
 
 def _of_solver(solver: Sequence[SolverRow]) -> list[str]:
@@ -66,5 +88,7 @@ def _of_solver(solver: Sequence[SolverRow]) -> list[str]:
     return found
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+def _shown(report: TaskReport, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if report.lower_is_better else f"{100 * value:.1f}%"

@@ -26,6 +26,9 @@ class SolverRow(Entry):
         return self.tokens < self.features
 
 
+UNSEEN = "not calibrated (n = 0): no token of the examples reaches it"
+
+
 class ParameterFate(Entry):
     """`solved`: calibrated; `merged`: what the merge rule gave; `copied`: the base's, untouched."""
 

@@ -54,6 +54,7 @@ def markdown(report: Report) -> str:
         lines = [["task", *heads, "tests"], ["---", *["---:"] * (len(heads) + 1)], *body]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         parts.append(f"In percent; {AVERAGING}.")
+        parts += [escaped(line) for line in _about_units(report)]
     if report.curve is not None:
         parts.append(f"{curve_markdown(report.curve)}\n\nSettings were chosen by {report.curve.meaning}.")
     for line in (*summary_lines(report), *(f"Warning: {one}" for one in report.warnings)):
@@ -66,17 +67,24 @@ def markdown(report: Report) -> str:
 def score_rows(report: Report) -> tuple[list[str], list[str], list[list[str]]]:
     """Groups and names of the columns that have numbers, and a row of text per task and for the mean."""
     means = report.means
+    plain = _lower_is_better(report)
     lines = [
-        (task, (one.scores, one.normalised, one.recovered), str(one.test_examples))
+        (task, (one.scores, one.normalised, one.recovered), str(one.test_examples), task in plain)
         for task, one in report.tasks.items()
     ]
     if len(lines) > 1:
-        lines.append((f"mean of {len(lines)}", (means.scores, means.normalised, means.recovered), ""))
-    kept = [column for column in _COLUMNS if any(column[2](*values) is not None for _, values, _ in lines)]
+        mean = (means.scores, means.normalised, means.recovered)
+        lines.append((f"mean of {len(lines)}", mean, "", len(plain) == len(lines)))
+    kept = [column for column in _COLUMNS if any(column[2](*values) is not None for _, values, *_ in lines)]
     if not kept:
         return [], [], []
     rows = [
-        [task, *(_percent(column[2](*values)) for column in kept), tests] for task, values, tests in lines
+        [
+            task,
+            *(_cell(value(*values), percent=not bare or group != "score") for group, _, value in kept),
+            tests,
+        ]
+        for task, values, tests, bare in lines
     ]
     return [group for group, _, _ in kept], [name for _, name, _ in kept], rows
 
@@ -115,7 +123,13 @@ def _score_table(report: Report) -> str:
     body = [lines[0], lines[1], rule, *lines[2:]]
     if len(rows) > 1:
         body[-1:] = [rule, body[-1], _wrapped(f"mean: {AVERAGING}")]
-    return "\n".join(body)
+    return "\n".join([*body, *(_wrapped(line) for line in _about_units(report))])
+
+
+def _about_units(report: Report) -> list[str]:
+    """Which scores are no shares."""
+    names = _lower_is_better(report)
+    return [f"scores as they are, lower is better: {', '.join(names)}"] if names else []
 
 
 def _starts(groups: list[str], place: int) -> bool:
@@ -183,8 +197,14 @@ def _cost(report: Report) -> str:
     )
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
+def _cell(value: float | None, *, percent: bool) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" if percent else f"{value:.2f}"
+
+
+def _lower_is_better(report: Report) -> list[str]:
+    return [task for task, one in report.tasks.items() if one.lower_is_better]
 
 
 def _shortened(name: str, width: int) -> str:

@@ -185,6 +185,11 @@ class PipelineSpec(Settings):
     allow: tuple[Literal["config", "other_base"], ...] = Field(
         default=(), description="Names of pre-flight findings that shall not stop the run."
     )
+    vocabulary: Literal["base", "union", "backbone"] | None = Field(
+        default=None,
+        description="Tokens of experts whose tokenizers are not the base's, matched by text: keep the base's "
+        "tokens, add the experts' own, or leave embeddings and head out. If not given, they stop the run.",
+    )
     notes: str = Field(default="", description="Free text for people; nothing reads it.")
 
     def canonical(self) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from merging.data.spec import DATA_TYPES, HEAD_TYPES, TaskSpec
+from merging.data.zero_shot_spec import ZeroShotHeadSpec
 from merging.errors import SpecError
+from merging.evaluation.metric_spec import METRIC_TYPES
 from merging.registry import did_you_mean
 from merging.settings import Settings
 from merging.spec.component import AUTO, Component, Kind, read_component
@@ -20,7 +22,7 @@ from merging.spec.relations import check_relations
 from merging.spec.text import parse_text, plain, read_text
 from merging.spec.wording import described, join
 
-_SCALARS = ("device", "seed", "plugins", "allow", "notes")
+_SCALARS = ("device", "seed", "plugins", "allow", "vocabulary", "notes")
 
 
 def load_spec(path: str | Path, sets: Sequence[str] = ()) -> PipelineSpec:
@@ -161,7 +163,11 @@ class _Reading:
             "test": self._variant(DATA_TYPES, value.get("test"), join(where, "test")),
             "head": self._variant(HEAD_TYPES, value.get("head"), join(where, "head")),
         }
-        rest = {key: item for key, item in value.items() if key not in parts}
+        metric = value.get("metric")
+        if metric is not None:
+            asked = {"type": metric} if isinstance(metric, str) else metric
+            parts["metric"] = self._variant(METRIC_TYPES, asked, join(where, "metric"))
+        rest = {key: item for key, item in value.items() if key not in (*parts, "metric")}
         task = self.findings.read(TaskSpec, rest, where)
         return task.model_copy(update=parts) if task is not None else None
 
@@ -179,15 +185,30 @@ class _Reading:
             self.findings.add(join(where, "type"), missing, remedy)
             return None
         spec: Settings | None = self.findings.read(types[kind], value, where)
-        path = getattr(spec, "path", None)
+        if isinstance(spec, ZeroShotHeadSpec):
+            return self._zero_shot(spec, where)
+        key = "include_path" if kind == "lm_eval" else "path"
+        path = getattr(spec, key, None)
         if spec is None or path is None:
             return spec
-        wanted: Literal["file", "folder"] = "folder" if kind == "images" else "file"
-        place = join(where, "path")
-        if str(value["path"]).strip() == "":
+        wanted: Literal["file", "folder"] = "folder" if kind in ("images", "lm_eval") else "file"
+        place = join(where, key)
+        if str(value[key]).strip() == "":
             self.findings.add(place, f"found an empty text, expected a {wanted}")
             return None
-        return spec.model_copy(update={"path": self.paths.existing(path, place, wanted)})
+        if kind == "dataset":
+            found: Any = self.paths.model(path, place, revision=getattr(spec, "revision", None))
+        else:
+            found = self.paths.existing(path, place, wanted)
+        return spec.model_copy(update={key: found})
+
+    def _zero_shot(self, spec: ZeroShotHeadSpec, where: str) -> ZeroShotHeadSpec:
+        found: dict[str, Any] = {}
+        if isinstance(spec.classes, Path):
+            found["classes"] = self.paths.existing(spec.classes, join(where, "classes"), "file")
+        if spec.model is not None:
+            found["model"] = self.paths.model(spec.model, join(where, "model"))
+        return spec.model_copy(update=found)
 
     def _output(self, default: str) -> OutputSpec | None:
         value = self.raw.get("output")

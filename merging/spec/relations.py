@@ -33,6 +33,22 @@ def check_relations(
     _check_weights(experts, merge, findings)
     _check_output(base, experts, output, findings)
     _check_order(raw, calibrate, findings)
+    _check_metrics(calibrators, tasks, findings)
+    _check_vocabulary(raw, merge, output, findings)
+
+
+def _check_vocabulary(
+    raw: Mapping[str, Any], merge: Component | None, output: OutputSpec | None, findings: Findings
+) -> None:
+    """What a vocabulary with tokens that the base lacks cannot be combined with."""
+    if raw.get("vocabulary") != "union":
+        return
+    others = 'Use "base" or "backbone".'
+    if output is not None and output.form == "lora":
+        findings.add("vocabulary", '"union" adds rows, which an adapter on the base cannot hold', others)
+    if merge is not None and merge.type == "checkpoint":
+        what = '"union" takes new rows from experts, and this merge was made elsewhere'
+        findings.add("vocabulary", what, others)
 
 
 def _check_order(raw: Mapping[str, Any], calibrate: Sequence[Component | None], findings: Findings) -> None:
@@ -44,6 +60,17 @@ def _check_order(raw: Mapping[str, Any], calibrate: Sequence[Component | None], 
         where = f"calibrate[{number}]" if isinstance(raw.get("calibrate"), list) else "calibrate"
         what = f'"{component.type}" fits a plug-in to the features it finds, and another calibrator follows'
         findings.add(where, what, f'Put "{component.type}" last.')
+
+
+def _check_metrics(
+    calibrators: Sequence[Component], tasks: Mapping[str, TaskSpec | None], findings: Findings
+) -> None:
+    """A plug-in corrects the features that a head reads: a score without head would not see it."""
+    plugins = [one.type for one in calibrators if find_class("calibrators", one.type).changes_inference]
+    for name, task in tasks.items() if plugins else ():
+        if task is not None and task.metric.type != "accuracy":
+            what = f'"{task.metric.type}" reads no head, and "{plugins[0]}" corrects what a head reads'
+            findings.add(join("tasks", name, "metric"), what, 'Use "accuracy" with a head.')
 
 
 def _check_experts(

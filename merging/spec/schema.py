@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from merging.components import backbones, calibrators, strategies
 from merging.data.spec import DATA_TYPES, HEAD_TYPES, TaskSpec
 from merging.errors import SpecError
+from merging.evaluation.metric_spec import METRIC_TYPES
 from merging.layer_settings import LayerEntry
 from merging.spec.component import AUTO, Kind, find_class, settings_class
 from merging.spec.pipeline_spec import DTYPES, ExpertRef, ModelRef, OutputSpec, PipelineSpec
@@ -28,6 +29,9 @@ def schema() -> dict[str, Any]:
     head = {"oneOf": [_variant(kind) for kind in HEAD_TYPES.values()]}
     for key, form in (("calibration", data), ("validation", data), ("test", data), ("head", head)):
         task["properties"][key] = _described(form, TaskSpec, key)
+    metrics = [_variant(kind) for kind in METRIC_TYPES.values()]
+    metric = {"anyOf": [{"enum": [name for name in METRIC_TYPES if name != "lm_eval"]}, {"oneOf": metrics}]}
+    task["properties"]["metric"] = _described(metric, TaskSpec, "metric")
     output = _section(OutputSpec)
     output["properties"]["shard_size"] = {
         **_described(output["properties"]["shard_size"], OutputSpec, "shard_size"),

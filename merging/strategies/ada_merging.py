@@ -188,11 +188,11 @@ def _drawn(data: CalibrationData, models: Models, count: int, seed: int) -> Iter
 
 def _selection(vectors: TaskVectors, density: float) -> Callable[[Tensor], Tensor]:
     """What TIES keeps of each task vector: its largest entries, as far as they have the elected sign."""
-    from merging.task_vectors import agreeing, elect_by_mass, magnitude_thresholds, trim
+    from merging.task_vectors import Majority, agreeing, elect_by_mass, trim
+    from merging.thresholds import magnitude_thresholds
 
     thresholds_N = magnitude_thresholds(vectors, density)
-    balance = sum(int(elect_by_mass(trim(deltas_NS, thresholds_N)).sum()) for _, deltas_NS in vectors)
-    majority = 1.0 if balance > 0 else -1.0
+    majority = Majority(vectors, lambda _, deltas_NS: elect_by_mass(trim(deltas_NS, thresholds_N))).sign()
 
     def selected(deltas_NS: Tensor) -> Tensor:
         trimmed_NS = trim(deltas_NS, thresholds_N)

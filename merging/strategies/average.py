@@ -29,6 +29,7 @@ class Average(TensorMerger):
     memory = "a row block of each expert, in float64; independent of the model's size"
     weighted = True
     elementwise = True
+    passes = 2.0
     precision = "float64"
     differences = False
 
@@ -54,4 +55,4 @@ class Average(TensorMerger):
         from merging.task_vectors import weighted_sum
 
         total_S = weighted_sum(experts_NS, self.weights_N)
-        return total_S / weighted_sum(self.weights_N) if self.settings.normalize else total_S
+        return total_S.div_(sum(self.weights_N.tolist())) if self.settings.normalize else total_S

@@ -27,6 +27,7 @@ class Breadcrumbs(TensorMerger):
     memory = "the largest tensor of the base and of each expert, in float64, three times"
     weighted = True
     precision = "float64"
+    passes = 30.0
 
     class Settings(Settings):
         scale: float = Field(0.3, description="Weight of the summed task vectors (alpha).")
@@ -38,6 +39,9 @@ class Breadcrumbs(TensorMerger):
             False, description="Merge only entries of the elected sign, as in TIES; else all."
         )
         normalize: bool = Field(False, description="Divide by the weights of the entries that are merged.")
+
+    def arrays(self, experts: int) -> float:
+        return 3 * (experts + 1.0)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         import torch

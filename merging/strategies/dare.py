@@ -30,6 +30,7 @@ class Dare(TensorMerger):
     )
     weighted = True
     precision = "float64"
+    passes = 8.0
 
     class Settings(Settings):
         scale: float = Field(0.3, description="Weight of the summed task vectors (lambda).")
@@ -55,7 +56,7 @@ class Dare(TensorMerger):
 
         settings = self.settings
         if settings.density < 1 and any(fnmatch(name, pattern) for pattern in settings.tensors):
-            keep_NS = self.uniforms(name, deltas_NS) < settings.density
+            keep_NS = self.draws(name, deltas_NS, settings.density)
             deltas_NS = dropped(deltas_NS, keep_NS, settings.density, settings.rescale)
         merged_S = combined(deltas_NS, self.weights_N, elect=False, normalize=settings.normalize)
-        return base_S + settings.scale * merged_S
+        return base_S + merged_S.mul_(settings.scale)

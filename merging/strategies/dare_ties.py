@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from merging.contracts.vectors import TaskVectors
+    from merging.task_vectors import Majority
 
 
 class DareTies(TensorMerger):
@@ -30,6 +31,8 @@ class DareTies(TensorMerger):
     )
     weighted = True
     precision = "float64"
+    passes = 20.0
+    together = True
 
     class Settings(Settings):
         scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
@@ -52,7 +55,7 @@ class DareTies(TensorMerger):
         )
 
     _thresholds_N: Tensor
-    _balance: int | None = None  # elected signs of the whole model, summed
+    _of_model: Majority
 
     @property
     def elementwise(self) -> bool:
@@ -60,46 +63,41 @@ class DareTies(TensorMerger):
 
     def prepare(self, vectors: TaskVectors) -> None:
         from merging.contracts.vectors import Changed
-        from merging.task_vectors import magnitude_thresholds
+        from merging.task_vectors import Majority, elect_by_mass
+        from merging.thresholds import magnitude_thresholds
 
-        self._balance = None
+        self._of_model = Majority(
+            vectors, lambda name, deltas_NS: elect_by_mass(self._trimmed(name, deltas_NS))
+        )
         self._thresholds_N = magnitude_thresholds(Changed(vectors, self._dropped), self.settings.trim)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.task_vectors import disjoint_merge, elect_by_mass
+        from merging.task_vectors import cancelled, disjoint_merge, elect_by_mass
 
         trimmed_NS = self._trimmed(name, deltas_NS)
         sign_S = elect_by_mass(trimmed_NS)
-        cancelled_S = (sign_S == 0) & (trimmed_NS.abs().amax(dim=0) > 0)
-        if cancelled_S.any():
+        cancelled_S = cancelled(trimmed_NS, sign_S)
+        if cancelled_S.numpy().any():
             sign_S[cancelled_S] = self._majority()
         merged_S = disjoint_merge(trimmed_NS, sign_S, self.weights_N, self.settings.merge)
-        return base_S + self.settings.scale * merged_S
+        return base_S + merged_S.mul_(self.settings.scale)
 
     def _dropped(self, name: str, deltas_NS: Tensor) -> Tensor:
         from merging.sparsifying import dropped
 
         if self.settings.density == 1:
             return deltas_NS
-        keep_NS = self.uniforms(name, deltas_NS) < self.settings.density
+        keep_NS = self.draws(name, deltas_NS, self.settings.density)
         return dropped(deltas_NS, keep_NS, self.settings.density, self.settings.rescale)
 
     def _trimmed(self, name: str, deltas_NS: Tensor) -> Tensor:
         """What is left of the task vectors after drop and trim, times the experts' weights."""
-        from merging.task_vectors import spread, trim
+        from merging.task_vectors import trim, weighed_
 
-        trimmed_NS = trim(self._dropped(name, deltas_NS), self._thresholds_N)
-        return trimmed_NS * spread(self.weights_N, deltas_NS)
+        dropped_NS = self._dropped(name, deltas_NS)
+        trimmed_NS = dropped_NS if self.settings.trim == 1 else trim(dropped_NS, self._thresholds_N)
+        return weighed_(trimmed_NS, self.weights_N)
 
     def _majority(self) -> int:
         """The sign for entries where the experts cancel: + without a trim, else as in TIES."""
-        from merging.task_vectors import elect_by_mass
-
-        if self.settings.trim == 1:
-            return 1
-        if self._balance is None:
-            offset = self.vectors.offset
-            signs = (elect_by_mass(self._trimmed(name, deltas_NS)) for name, deltas_NS in self.vectors)
-            self._balance = sum(int(sign_S.sum()) for sign_S in signs)
-            self.vectors.offset = offset
-        return 1 if self._balance > 0 else -1
+        return 1 if self.settings.trim == 1 else self._of_model.sign()

@@ -28,6 +28,7 @@ class Della(TensorMerger):
     memory = "the largest tensor of the base and of each expert, in float64, five times"
     weighted = True
     precision = "float64"
+    passes = 60.0
 
     class Settings(Settings):
         scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
@@ -52,6 +53,9 @@ class Della(TensorMerger):
         if settings.density < 1 and not (low > 0 and high < 1):
             return [f"density - epsilon = {low:g} and density + epsilon = {high:g} must lie between 0 and 1"]
         return []
+
+    def arrays(self, experts: int) -> float:
+        return 5 * (experts + 1.0)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         from merging.sparsifying import combined, dropped, rank_probabilities

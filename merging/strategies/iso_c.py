@@ -14,6 +14,8 @@ from merging.matrix_merger import MatrixMerger
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from merging.costs.cost import Work
+
 
 class IsoC(MatrixMerger):
     """Add up the task vectors and set all singular values of the sum to their mean.
@@ -32,6 +34,16 @@ class IsoC(MatrixMerger):
             description="Singular values up to this share of the largest count as zero: they stay zero, "
             "and out of the mean.",
         )
+
+    def held(self, longer: int, shorter: int, experts: int) -> list[int]:
+        from merging.costs.spectral_law import held_by_triplets
+
+        return [4 * longer * shorter, *held_by_triplets(longer, shorter), *[8 * longer * shorter] * 2]
+
+    def operations(self, longer: int, shorter: int, experts: int) -> Work:
+        from merging.costs.spectral_law import triplets
+
+        return triplets(longer, shorter, shorter)
 
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:
         from merging.spectral import isotropic, rounding_floor

@@ -14,6 +14,8 @@ from merging.matrix_merger import MatrixMerger
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from merging.costs.cost import Work
+
 
 class IsoCts(MatrixMerger):
     """Join leading directions of the summed task vectors with leading directions of each, all of one size.
@@ -40,6 +42,16 @@ class IsoCts(MatrixMerger):
             description="Singular values up to this share of the largest count as zero; their vectors are "
             "dropped.",
         )
+
+    def held(self, longer: int, shorter: int, experts: int) -> list[int]:
+        from merging.costs.spectral_law import held_by_decorrelation
+
+        return [4 * longer * shorter, 8 * longer * shorter, *held_by_decorrelation(longer, shorter)]
+
+    def operations(self, longer: int, shorter: int, experts: int) -> Work:
+        from merging.costs.spectral_law import decorrelation, triplets
+
+        return triplets(longer, shorter, shorter) * (experts + 1) + decorrelation(longer, shorter)
 
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:
         from merging.spectral import common_and_specific

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from merging.contracts.merger import TensorMerger
 from merging.settings import Settings
+from merging.span_merger import SpanMerger
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Karcher(TensorMerger):
+class Karcher(SpanMerger):
     """The mean of the experts on the sphere, tensor by tensor, with the mean of their lengths.
 
     W = (sum_i w_i |W_i|) u, u = argmin over unit tensors of sum_i w_i angle(u, W_i)^2, weights summing to 1.
@@ -26,9 +26,8 @@ class Karcher(TensorMerger):
 
     paper = "doi:10.1002/cpa.3160300502"
     needs = frozenset()
-    memory = "the largest tensor of each expert, in float64, three times"
+    memory = "a row block of each expert, in float64; independent of the model's size"
     weighted = True
-    precision = "float64"
     differences = False
 
     class Settings(Settings):
@@ -41,13 +40,13 @@ class Karcher(TensorMerger):
             return ["the weights must not be negative, nor all 0"]
         return []
 
-    def combine(self, name: str, base_S: Tensor, experts_NS: Tensor) -> Tensor:
-        from merging.spheres import karcher_mean
+    def factors(self, products_MM: Tensor) -> Tensor:
+        from merging.spheres import karcher_factors
 
-        if len(experts_NS) == 1:
-            return experts_NS[0]
-        return karcher_mean(
-            experts_NS,
+        if len(products_MM) == 1:
+            return products_MM.new_ones(1)
+        return karcher_factors(
+            products_MM,
             self.weights_N,
             iterations=self.settings.iterations,
             tolerance=self.settings.tolerance,

@@ -67,8 +67,7 @@ class Lot(LayerwiseMerger):
 
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
         gram_DD = moments.gram_DD * self._count(moments.total)
-        # The right side in float64: solving for task vectors subtracts the base from it, which leaves little.
-        equations.add(weight_OD.double(), gram_DD, gram_DD.double(), tokens=moments.tokens)
+        equations.add(weight_OD, gram_DD, tokens=moments.tokens)
 
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
         return equations.solve(anchor_OD=base_OD)

@@ -5,19 +5,19 @@ Shape letters: N experts, S the shape of the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from merging.contracts.merger import TensorMerger
 from merging.settings import Settings
+from merging.span_merger import SpanMerger
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ModelStock(TensorMerger):
+class ModelStock(SpanMerger):
     """Go from the base towards the average of the experts, the further the smaller the angle between them.
 
     t = N cos theta / (1 + (N - 1) cos theta), theta the mean angle between task vectors of a tensor;
@@ -25,8 +25,7 @@ class ModelStock(TensorMerger):
     """
 
     paper = "arXiv:2403.19522"
-    memory = "the largest tensor of the base and of each expert, in float64, twice"
-    precision = "float64"
+    memory = "a row block of the base and of each expert, in float64; independent of the model's size"
 
     class Settings(Settings):
         rows: bool = Field(
@@ -45,13 +44,31 @@ class ModelStock(TensorMerger):
             return ["model_stock compares experts with each other, so it takes at least two"]
         return super().check(settings, weights)
 
+    def factors(self, products_MM: Tensor) -> Tensor:
+        """The base's share is what the others leave."""
+        count = len(products_MM)
+        return (self._interpolation(products_MM) / count).expand(count)
+
+    def survey(self, name: str) -> None:
+        if not self._by_rows(self.vectors.shape(name)):
+            super().survey(name)
+
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.spheres import mean_cosine
+        from merging.spheres import row_products
         from merging.task_vectors import weighted_sum
 
-        cosine = mean_cosine(deltas_NS, rows=self.settings.rows, of=self.settings.mean)
-        count = len(deltas_NS)
+        if not self._by_rows(base_S.shape):
+            return super().combine(name, base_S, deltas_NS)
+        t = self._interpolation(row_products(deltas_NS))[..., None]
+        return base_S + t * (weighted_sum(deltas_NS) / len(deltas_NS))
+
+    def _by_rows(self, shape: Sequence[int]) -> bool:
+        return self.settings.rows and len(shape) > 1
+
+    def _interpolation(self, products: Tensor) -> Tensor:
+        from merging.spheres import mean_cosine
+
+        cosine = mean_cosine(products, self.settings.mean)
+        count = len(products)
         t = count * cosine / (1 + (count - 1) * cosine)
-        if self.settings.clamp:
-            t = t.where(cosine > 0, 0)
-        return base_S + t * (weighted_sum(deltas_NS) / count)
+        return t.where(cosine > 0, 0) if self.settings.clamp else t

@@ -27,6 +27,7 @@ class Sce(TensorMerger):
     paper = "arXiv:2408.07990"
     memory = "the largest tensor of the base and of each expert, in float64, three times"
     precision = "float64"
+    passes = 12.0
 
     class Settings(Settings):
         scale: float = Field(1.0, description="Weight of the merged task vector.")
@@ -36,6 +37,9 @@ class Sce(TensorMerger):
             le=1,
             description="Share kept of the entries that vary, in each tensor (tau, top-k).",
         )
+
+    def arrays(self, experts: int) -> float:
+        return 3 * (experts + 1.0)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         from merging.sparsifying import energy_shares, most_varying

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from merging.contracts.merger import TensorMerger
 from merging.settings import Settings
+from merging.span_merger import SpanMerger
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Slerp(TensorMerger):
+class Slerp(SpanMerger):
     """Interpolate between two models along an arc, tensor by tensor: two experts, or the base and one expert.
 
     W = [sin((1 - t) theta) A + sin(t theta) B] / sin theta, theta the angle between A and B. With one expert
@@ -25,9 +25,8 @@ class Slerp(TensorMerger):
     """
 
     paper = "doi:10.1145/325334.325242"
-    memory = "the largest tensor of the base and of each expert, in float64, three times"
+    memory = "a row block of the base and of each expert, in float64; independent of the model's size"
     weighted = True
-    precision = "float64"
     differences = False
 
     class Settings(Settings):
@@ -54,11 +53,15 @@ class Slerp(TensorMerger):
             problems.append("the weights must not be negative, nor all 0")
         return problems
 
-    def combine(self, name: str, base_S: Tensor, experts_NS: Tensor) -> Tensor:
-        from merging.spheres import slerp
+    @property
+    def with_base(self) -> bool:
+        return len(self.experts) == 1
 
-        if len(experts_NS) == 1:
+    def factors(self, products_MM: Tensor) -> Tensor:
+        from merging.spheres import slerp_factors
+
+        if self.with_base:
             t = 0.5 if self.settings.t is None else self.settings.t
-            return slerp(base_S, experts_NS[0], t, self.settings.linear_above)
-        t = float(self.weights_N[1] / self.weights_N.sum())
-        return slerp(experts_NS[0], experts_NS[1], t, self.settings.linear_above)
+        else:
+            t = float(self.weights_N[1] / self.weights_N.sum())
+        return slerp_factors(products_MM, t, self.settings.linear_above)

@@ -27,6 +27,7 @@ class TaskArithmetic(TensorMerger):
     memory = "a row block of the base and of each expert, in float64; independent of the model's size"
     weighted = True
     elementwise = True
+    passes = 3.0
     precision = "float64"
 
     class Settings(Settings):
@@ -46,6 +47,6 @@ class TaskArithmetic(TensorMerger):
 
         sum_S = weighted_sum(deltas_NS, self.weights_N)
         if self.settings.normalize:
-            total = weighted_sum(self.weights_N)
-            sum_S /= total if total.abs() >= 1e-8 else 1
-        return base_S + self.settings.scale * sum_S
+            total = sum(self.weights_N.tolist())
+            sum_S /= total if abs(total) >= 1e-8 else 1
+        return base_S + sum_S.mul_(self.settings.scale)

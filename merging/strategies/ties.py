@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from merging.contracts.vectors import TaskVectors
+    from merging.task_vectors import Majority
 
 
 class Ties(TensorMerger):
@@ -31,6 +32,8 @@ class Ties(TensorMerger):
     )
     weighted = True
     precision = "float64"
+    passes = 14.0
+    together = True
 
     class Settings(Settings):
         scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
@@ -50,42 +53,47 @@ class Ties(TensorMerger):
 
     _thresholds_N: Tensor
     _norms_N: Tensor
-    _balance: int | None = None  # elected signs of the whole model, summed
+    _of_model: Majority
 
     @property
     def elementwise(self) -> bool:
         return self.settings.trim == "model"
 
+    @property
+    def walks(self) -> int:
+        return 2 if self.elementwise else 1
+
     def prepare(self, vectors: TaskVectors) -> None:
         from merging.contracts.vectors import Changed
-        from merging.task_vectors import magnitude_thresholds, norms
+        from merging.task_vectors import Majority, norms
+        from merging.thresholds import magnitude_thresholds
 
-        self._balance = None
+        self._of_model = Majority(vectors, lambda _, deltas_NS: self._elected(self._trimmed(deltas_NS)))
         if self.settings.trim == "model":
             self._thresholds_N = magnitude_thresholds(vectors, self.settings.density)
         if self.settings.elect == "normfrac":
             self._norms_N = norms(Changed(vectors, lambda _, deltas_NS: self._trimmed(deltas_NS)))
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.task_vectors import disjoint_merge
+        from merging.task_vectors import cancelled, disjoint_merge
 
         trimmed_NS = self._trimmed(deltas_NS)
         sign_S = self._elected(trimmed_NS)
-        cancelled_S = (sign_S == 0) & (trimmed_NS.abs().amax(dim=0) > 0)
-        if cancelled_S.any():
+        cancelled_S = cancelled(trimmed_NS, sign_S)
+        if cancelled_S.numpy().any():
             sign_S[cancelled_S] = self._majority()
         merged_S = disjoint_merge(trimmed_NS, sign_S, self.weights_N, self.settings.merge)
-        return base_S + self.settings.scale * merged_S
+        return base_S + merged_S.mul_(self.settings.scale)
 
     def _trimmed(self, deltas_NS: Tensor) -> Tensor:
         """The trimmed task vectors, times the experts' weights."""
-        from merging.task_vectors import spread, trim, trim_each
+        from merging.task_vectors import trim, trim_each, weighed_
 
         if self.settings.trim == "model":
             trimmed_NS = trim(deltas_NS, self._thresholds_N)
         else:
             trimmed_NS = trim_each(deltas_NS, self.settings.density)
-        return trimmed_NS * spread(self.weights_N, deltas_NS)
+        return weighed_(trimmed_NS, self.weights_N)
 
     def _elected(self, trimmed_NS: Tensor) -> Tensor:
         from merging.task_vectors import elect_by_largest_share, elect_by_mass
@@ -95,14 +103,7 @@ class Ties(TensorMerger):
         return elect_by_largest_share(trimmed_NS, self._norms_N)
 
     def _majority(self) -> int:
-        """The sign for entries where the experts cancel: + per tensor, else what most of the model elects.
-
-        A draw gives -, as in the authors' code. It takes one more walk, so it is counted when first needed.
-        """
+        """The sign for entries where the experts cancel: + per tensor, else what most of the model elects."""
         if self.settings.trim == "tensor":
             return 1
-        if self._balance is None:
-            self._balance = sum(
-                int(self._elected(self._trimmed(deltas_NS)).sum()) for _, deltas_NS in self.vectors
-            )
-        return 1 if self._balance > 0 else -1
+        return self._of_model.sign()

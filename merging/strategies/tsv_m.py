@@ -14,6 +14,8 @@ from merging.matrix_merger import MatrixMerger
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from merging.costs.cost import Work
+
 
 class TsvM(MatrixMerger):
     """Keep the leading singular vectors of each task vector, and add them up after decorrelating the tasks.
@@ -41,6 +43,17 @@ class TsvM(MatrixMerger):
             description="Singular values up to this share of the largest count as zero; their vectors are "
             "dropped.",
         )
+
+    def held(self, longer: int, shorter: int, experts: int) -> list[int]:
+        from merging.costs.spectral_law import held_by_decorrelation
+
+        return held_by_decorrelation(longer, shorter)
+
+    def operations(self, longer: int, shorter: int, experts: int) -> Work:
+        from merging.costs.spectral_law import decorrelation, triplets
+
+        each = triplets(longer, shorter, max(1, shorter // experts))
+        return each * experts + decorrelation(longer, shorter)
 
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:
         from merging.spectral import task_singular_vectors

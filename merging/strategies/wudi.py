@@ -14,6 +14,8 @@ from merging.matrix_merger import MatrixMerger
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from merging.costs.cost import Work
+
 OUTSIDE = (
     "embed",
     "wte.weight",
@@ -54,6 +56,14 @@ class Wudi(MatrixMerger):
         skip: tuple[str, ...] = Field(
             OUTSIDE, description="Matrices with one of these in their name are treated as the others are."
         )
+
+    def held(self, longer: int, shorter: int, experts: int) -> list[int]:
+        return [*[4 * longer * shorter] * 7, *[4 * shorter * shorter] * 2]
+
+    def operations(self, longer: int, shorter: int, experts: int) -> Work:
+        from merging.costs.cost import Work
+
+        return Work(single=(2.0 * self.settings.steps + 4.0 * experts) * longer * shorter * shorter)
 
     def merge_matrices(self, deltas_NOI: Tensor) -> Tensor:
         import torch

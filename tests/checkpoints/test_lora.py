@@ -16,6 +16,7 @@ from merging.checkpoints.source import StateDictSource
 from merging.errors import CheckpointError
 
 Q = {"target_modules": ["q_proj"]}
+VIT_QUERY = ["q_proj", "query"]  # of newer and older releases of transformers
 CASES = {
     "llama": ("llama", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
     "llama, ranks and alphas by pattern": (
@@ -55,11 +56,11 @@ CASES = {
     "gpt2, DoRA": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "use_dora": True}),
     "vit_classifier": (
         "vit_classifier",
-        {"target_modules": ["q_proj", "fc1"], "modules_to_save": ["classifier"]},
+        {"target_modules": [*VIT_QUERY, "fc1", "intermediate.dense"], "modules_to_save": ["classifier"]},
     ),
     "vit_classifier, all biases": (
         "vit_classifier",
-        {"target_modules": ["q_proj"], "modules_to_save": ["classifier"], "bias": "all"},
+        {"target_modules": VIT_QUERY, "modules_to_save": ["classifier"], "bias": "all"},
     ),
     "bert, biases of adapted layers": ("bert", {"target_modules": ["query", "dense"], "bias": "lora_only"}),
     "dinov2": ("dinov2", {"target_modules": ["query", "value", "projection"]}),
@@ -139,7 +140,7 @@ def test_factors_are_what_is_added(tiny, tmp_path, case):
 def test_an_adapter_of_older_names_fits_through_the_models_own_renaming(tiny, tmp_path):
     model = tiny("vit")
     base = saved(model, tmp_path / "base")
-    merged = adapted(model, tmp_path / "adapter", target_modules=["q_proj"])
+    merged = adapted(model, tmp_path / "adapter", target_modules=VIT_QUERY)
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     old = {
         name.replace("model.layers.", "model.vit.encoder.layer.").replace(

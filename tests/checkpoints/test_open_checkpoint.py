@@ -85,7 +85,10 @@ def test_packed_weights_are_known_without_a_config_too(llama, dtype):
 
 def test_a_config_that_says_quantised_over_plain_weights_is_noted(llama):
     with_config(llama, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
-    assert "the weights themselves are not quantised" in open_checkpoint(llama).notes[0]
+    assert (
+        "its config says quantised (bitsandbytes, 8 bits), its weights are not"
+        in open_checkpoint(llama).notes[0]
+    )
 
 
 def test_counters_positions_and_masks_are_not_quantised(tmp_path):

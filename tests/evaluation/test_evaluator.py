@@ -7,9 +7,10 @@ from safetensors.torch import save_file
 from merging.data.opening import open_examples
 from merging.data.spec import TensorsData
 from merging.data.task import LinearHead, Task
-from merging.errors import DataError, NumericalError, SpecError
-from merging.evaluation.evaluator import TaskScore, evaluate
+from merging.errors import DataError, NumericalError
+from merging.evaluation.evaluator import evaluate
 from merging.evaluation.forward import features, input_problems
+from merging.evaluation.metric import TaskScore
 
 
 @pytest.fixture
@@ -133,13 +134,6 @@ def test_features_that_are_not_finite(tower, task):
 
     with pytest.raises(NumericalError, match='task "mnist"'):
         evaluate(broken, backbone, [task("mnist", seed=0)])
-
-
-def test_unknown_metric(tower, task):
-    backbone, model = tower
-
-    with pytest.raises(SpecError, match=r'unknown metric "acuracy"\n.*"accuracy"'):
-        evaluate(model(0), backbone, [task("mnist", seed=0, metric="acuracy")])
 
 
 def test_inputs_that_the_model_does_not_take(tower, task, tmp_path):

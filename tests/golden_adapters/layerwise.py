@@ -389,6 +389,7 @@ def featcal_statistics(case: Case, tensors: Tensors) -> Tensors:
     sink = StateDictSink(models.base)
     sweep = Sweep(rule, models.base, models, CalibrationData({"task0": students}), sink)
     sweep._tracers["expert", "task0"].batches = experts
+    sweep._answers = lambda *_: 0  # type: ignore[method-assign]  # cross moments are what is given
     sweep.run()
     block = load_model(backbone, models.experts["task0"])
     found: Tensors = {f"next_expert_hidden/{number}": block(**batch) for number, batch in enumerate(experts)}

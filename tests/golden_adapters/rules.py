@@ -36,6 +36,9 @@ def drawn_from(
     """The rule, with given uniforms (by tensor and expert) in place of its own."""
 
     class Given(rule):  # type: ignore[misc, valid-type]
+        def draws(self, name: str, deltas_NS: Tensor, probability: float) -> Tensor:
+            return self.uniforms(name, deltas_NS) < probability
+
         def uniforms(self, name: str, deltas_NS: Tensor) -> Tensor:
             drawn = [uniforms(name, i).to(deltas_NS.dtype) for i in range(len(deltas_NS))]
             block = slice(self.vectors.offset, self.vectors.offset + deltas_NS[0].numel())

@@ -14,6 +14,8 @@ from torch import Tensor
 import merging
 from golden_adapters.expressing import NotExpressible, named, refuse_unknown, resolve
 from merging import task_vectors
+from merging.contracts.vectors import Held
+from merging.thresholds import magnitude_thresholds
 
 State = dict[str, Tensor]
 
@@ -85,7 +87,7 @@ def _mergekit(params: dict[str, Any], inputs: dict[str, Any]) -> State:
 def _split(params: dict[str, Any], inputs: dict[str, Any]) -> dict[str, Any]:
     refuse_unknown(params, "threshold")
     vectors = [(name, torch.stack(deltas)) for name, deltas in stored_deltas(inputs).items()]
-    thresholds_N = task_vectors.magnitude_thresholds(vectors, share(params["threshold"]))
+    thresholds_N = magnitude_thresholds(Held(vectors), share(params["threshold"]))
     trimmed = {name: task_vectors.trim(deltas_NS, thresholds_N) for name, deltas_NS in vectors}
     signs = {name: task_vectors.elect_by_mass(trimmed_NS) for name, trimmed_NS in trimmed.items()}
     majority = 1.0 if sum(float(sign_S.sum()) for sign_S in signs.values()) > 0 else -1.0

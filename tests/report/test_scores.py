@@ -48,3 +48,24 @@ def test_a_column_with_holes_has_no_mean():
 
     assert found.scores == FourScores(expert=0.75)
     assert means([]).scores == FourScores()
+
+
+def test_where_lower_is_better_ratios_and_gaps_turn_round():
+    report = TaskReport.of(
+        metric="perplexity", lower_is_better=True, base=40.0, expert=10.0, merged=20.0, calibrated=12.5
+    )
+
+    assert report.normalised == FourScores(base=0.25, expert=1.0, merged=0.5, calibrated=0.8)
+    assert report.recovered == pytest.approx(0.75)
+    assert TaskReport.of(
+        lower_is_better=True, expert=10.0, merged=9.0, calibrated=8.0
+    ).recovered_note.startswith("no gap")
+
+
+def test_scores_that_count_differently_have_no_mean_but_their_ratios_do():
+    found = means(
+        [TaskReport.of(expert=0.8, merged=0.4), TaskReport.of(lower_is_better=True, expert=10.0, merged=20.0)]
+    )
+
+    assert found.scores == FourScores()
+    assert found.normalised == FourScores(expert=1.0, merged=0.5)

@@ -74,3 +74,28 @@ def test_markdown_shows_names_as_they_are(report):
 
 def _with(report, tasks):
     return report.model_copy(update={"tasks": tasks})
+
+
+def test_a_perplexity_is_no_percentage():
+    tasks = {
+        "mnli": TaskReport.of(expert=0.8, merged=0.6, test_examples=10),
+        "wiki": TaskReport.of(
+            metric="perplexity",
+            lower_is_better=True,
+            base=9.0,
+            expert=12.5,
+            merged=20.0,
+            calibrated=25.0,
+            test_examples=10,
+        ),
+    }
+
+    report = Report.of(tasks=tasks)
+
+    text = render(report)
+    assert "12.50" in text
+    assert "lower is better: wiki" in text
+    assert "lower is better: wiki" in markdown(report)
+    assert any('expert "wiki" (wiki) is worse than the base' in one for one in report.warnings)
+    assert any("made it worse, from 20.00 to 25.00" in one for one in report.warnings)
+    assert not any("mnli" in one for one in report.warnings)

@@ -43,5 +43,6 @@ def test_data_and_heads_are_told_apart_by_type():
     task = schema()["properties"]["tasks"]["additionalProperties"]["properties"]
 
     kinds = [form["properties"]["type"]["const"] for form in task["calibration"]["oneOf"]]
-    assert kinds == ["tensors", "images"]
+    assert kinds == ["tensors", "images", "text", "dataset"]
+    assert "choice" in task["metric"]["anyOf"][0]["enum"]
     assert task["head"]["oneOf"][1]["properties"]["type"]["const"] == "expert"

@@ -1,0 +1,175 @@
+"""Sizes of a run, from headers, from the skeleton, and from one example run through blocks without weights."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from merging.contracts import vectors
+from merging.costs.sizes import BlockSizes, FeedSizes, Sizes, Walk
+from merging.records import DEFAULT_MEMORY, Records
+from merging.tracer import Block, BlockTracer, blocks_of, hollow, is_transposed
+
+if TYPE_CHECKING:
+    from merging.contracts.backbone import Backbone, Batch
+    from merging.contracts.models import Models
+    from merging.data.task import Task
+
+
+def sizes_of(models: Models, output_bytes: int, walk: Walk | None = None) -> Sizes:
+    """`walk`: only for methods that walk the model."""
+    base = models.base
+    specs = [base.spec(name) for name in base.names()]
+    floating = [spec for spec in specs if spec.dtype.is_floating_point]
+    sources = (base, *models.experts.values())
+    return Sizes(
+        experts=len(models.experts),
+        tensors=tuple(spec.shape for spec in floating),
+        base_bytes=sum(spec.bytes for spec in specs),
+        expert_bytes=sum(one.spec(name).bytes for one in models.experts.values() for name in one.names()),
+        output_bytes=output_bytes,
+        itemsize=max((spec.dtype.itemsize for spec in floating), default=4),
+        threads=torch.get_num_threads() if all(source.concurrent for source in sources) else 1,
+        row_block=vectors.BLOCK_ELEMENTS,
+        activation_memory=DEFAULT_MEMORY,
+        walk=walk,
+    )
+
+
+def walk_of(backbone: Backbone, tasks: Mapping[str, Task]) -> Walk | None:
+    """None where there are no examples. Blocks that are made alike are looked at once."""
+    given = [task.calibration.batches() for task in tasks.values() if task.calibration is not None]
+    if not given:
+        return None
+    longest = max((_longest(batches) for batches in given), key=_bytes)
+    example = {name: value[:1] for name, value in longest.items()}
+    model = hollow(backbone)
+    stacks = tuple(stack for stack in backbone.stacks(model) if backbone.sees(example, stack))
+    blocks = blocks_of(model, stacks)
+    if not blocks:
+        return None
+    looked = _Looked(model, blocks, backbone.forward_kwargs(example))
+    found = tuple(looked.at(index) for index in range(len(blocks)))
+    inside = sum(block.elements for block in found)
+    every = blocks_of(model, backbone.stacks(model))
+    everywhere = sum(_elements(block.module) for block in every)
+    return (
+        Walk(
+            outside=_elements(model) - everywhere,
+            blocks=found,
+            examples=sum(len(task.calibration) for task in tasks.values() if task.calibration is not None),
+            batch=max(len(next(iter(batches[0].values()))) for batches in given),
+            stem=looked.stem,
+            inputs=_bytes(example),
+        )
+        if inside
+        else None
+    )
+
+
+class _Looked:
+    """Runs blocks of a hollow model on one example, and measures what that takes."""
+
+    def __init__(self, model: nn.Module, blocks: tuple[Block, ...], kwargs: dict[str, Any]) -> None:
+        self._blocks, self.stem = blocks, 0.0
+        self._tracer = BlockTracer(model, blocks, [kwargs], Records())
+        self._known: dict[object, tuple[BlockSizes, Any]] = {}
+
+    def at(self, index: int) -> BlockSizes:
+        block = self._blocks[index]
+        kind = block.stack, tuple(tuple(one.shape) for one in block.module.parameters())
+        if kind not in self._known:
+            self._known[kind] = self._look(index)
+        sizes, output = self._known[kind]
+        self._tracer.record(index, 0, output)  # of the right shape, which is all that the next one needs
+        return sizes
+
+    def _look(self, index: int) -> tuple[BlockSizes, Any]:
+        module = self._blocks[index].module
+        with FlopCounterMode(display=False) as counted:
+            call = self._tracer.call(index, 0)
+        if index == 0:
+            self.stem = float(counted.get_total_flops())
+        layout = self._tracer.layout(index, 0)
+        with FlopCounterMode(display=False) as counted, _Alive() as alive:
+            output = self._tracer.run(index, call, {})
+        inputs = _bytes_of((call.args, call.kwargs))
+        sizes = BlockSizes(
+            elements=_elements(module),
+            feeds=tuple(_feed(module, feed.features, feed.linears) for feed in layout.feeds),
+            tokens=max((_count(feed.tokens) for feed in layout.feeds), default=0),
+            operations=float(counted.get_total_flops()),
+            alive=inputs + alive.most,
+            output=_bytes_of(output),
+        )
+        return sizes, output
+
+
+class _Alive(TorchDispatchMode):
+    """Counts the bytes of tensors that operations make, as long as somebody holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(found):
+            if isinstance(leaf, Tensor):
+                self._hold(leaf.untyped_storage())
+        return found
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._drop, key, storage.nbytes())
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def _feed(module: nn.Module, inputs: int, linears: Iterable[str]) -> FeedSizes:
+    outputs = 0
+    for linear in linears:
+        part = module.get_submodule(linear)
+        outputs += int(part.get_parameter("weight").shape[1 if is_transposed(part) else 0])
+    return FeedSizes(inputs, outputs, len(tuple(linears)))
+
+
+def _longest(batches: Any) -> Batch:
+    """The batch with most to compute; of texts all are looked at, of others the first stands for all."""
+    first: Batch = batches[0]
+    return max(batches, key=_bytes) if "input_ids" in first else first
+
+
+def _bytes(batch: Mapping[str, Tensor]) -> int:
+    """Of one example."""
+    return sum(value[:1].numel() * value.itemsize for value in batch.values())
+
+
+def _bytes_of(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _count(tokens: tuple[int, ...]) -> int:
+    total = 1
+    for size in tokens:
+        total *= size
+    return total

@@ -1,0 +1,137 @@
+"""From a spec to the tasks' examples and heads, every problem of all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from merging.components import calibrators, strategies
+from merging.data.heads import expert_head, load_head, order_problems, refuse_misfit
+from merging.data.opening import Purpose, open_examples
+from merging.data.task import Examples, LinearHead, Task
+from merging.data.zero_shot import zero_shot_head
+from merging.errors import DataError, MergingError, Problem
+from merging.evaluation.forward import image_features_width, input_problems
+from merging.evaluation.metrics import metric
+from merging.opening import Opened
+from merging.spec import PipelineSpec, TaskSpec
+
+
+def open_tasks(spec: PipelineSpec, opened: Opened) -> dict[str, Task]:
+    """Examples and heads of each expert's task. Raises DataError with every problem of every task."""
+    opening = _TaskOpening(spec, opened)
+    tasks = {name: opening.task(name) for name in spec.experts or spec.tasks}
+    if opening.problems:
+        raise DataError("the tasks' data cannot be used", problems=opening.problems)
+    return tasks
+
+
+class _TaskOpening:
+    """Opens task after task and collects what is wrong."""
+
+    def __init__(self, spec: PipelineSpec, opened: Opened) -> None:
+        self._spec, self._opened = spec, opened
+        self.problems: list[Problem] = []
+
+    @cached_property
+    def _outline(self) -> nn.Module | None:
+        backbone = self._opened.models.backbone
+        return backbone.skeleton() if backbone is not None else None
+
+    def task(self, name: str) -> Task:
+        given = self._spec.tasks.get(name)
+        if given is None:
+            return Task(name, head=self._own_head(name))
+        calibration = self._attempt(
+            f"tasks.{name}.calibration", self._examples, name, "calibration", given.calibration
+        )
+        test = self._attempt(f"tasks.{name}.test", self._examples, name, "test", given.test)
+        validation = self._attempt(
+            f"tasks.{name}.validation", self._examples, name, "validation", given.validation
+        )
+        head = self._attempt(f"tasks.{name}.head", self._head, name, given)
+        task = Task(name, calibration, test, head, given.metric, validation)
+        self.problems += [
+            *metric(task.metric).problems(task, self._opened.models.backbone),
+            *order_problems(task),
+            *self._unfit(name, head),
+        ]
+        found = {"calibration": calibration, "validation": validation, "test": test}
+        for purpose, examples in found.items():
+            if examples is not None and self._outline is not None:
+                self.problems += input_problems(examples, self._outline, f"tasks.{name}.{purpose}")
+        return task
+
+    def _unfit(self, name: str, head: LinearHead | None) -> list[Problem]:
+        """A head that reads another number of features than the model gives."""
+        if head is None or self._width is None:
+            return []
+        try:
+            refuse_misfit(name, head, self._width)
+        except DataError as error:
+            return [Problem(f"tasks.{name}.head", error.message, error.remedy)]
+        return []
+
+    @cached_property
+    def _width(self) -> int | None:
+        backbone = self._opened.models.backbone
+        return None if backbone is None else image_features_width(backbone)
+
+    def _attempt(self, where: str, action: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return action(*arguments)
+        except MergingError as error:
+            self.problems += [Problem(where, error.message, error.remedy), *error.problems]
+            return None
+
+    def _examples(self, name: str, purpose: Purpose, source: Any) -> Examples | None:
+        if source is None:
+            return None
+        return open_examples(
+            source,
+            task=name,
+            purpose=purpose,
+            base_folder=self._opened.side_files,
+            seed=self._spec.seed,
+            labelled=metric(self._spec.tasks[name].metric).reads_head,
+        )
+
+    def _own_head(self, name: str) -> LinearHead | None:
+        """The expert's classifier, kept though nothing is said of its task."""
+        try:
+            return expert_head(self._opened.heads.get(name, {}), task=name)
+        except DataError:  # it has none, or one that is not linear
+            return None
+
+    def _head(self, name: str, given: TaskSpec) -> LinearHead | None:
+        if given.head is not None and given.head.type == "linear":
+            return load_head(given.head.path, task=name)
+        if given.head is not None and given.head.type == "zero_shot":
+            return zero_shot_head(given.head, task=name, base=self._opened.base_folder)
+        tensors = self._opened.heads.get(name, {})
+        needing = _needing_heads(self._spec)
+        tested = given.test is not None and metric(given.metric).reads_head
+        if given.head is not None or (tensors and (needing or tested)):
+            return expert_head(tensors, task=name)
+        if tensors:
+            return self._own_head(name)
+        verb = "needs" if len(needing) == 1 and not tested else "need"
+        if tested:
+            needing = ["the test examples", *needing]
+        if needing:
+            raise DataError(
+                f"{' and '.join(needing)} {verb} a head, and the expert's checkpoint has none",
+                remedy='Give one: "head": {"type": "linear", "path": "..."}'
+                + ("." if not tested else '; or a metric that reads none, such as "metric": "choice".'),
+            )
+        return None
+
+
+def _needing_heads(spec: PipelineSpec) -> list[str]:
+    """Methods of this spec that look at predictions."""
+    methods: list[tuple[str, Any, str]] = [("strategy", strategies.get(spec.merge.type), spec.merge.type)]
+    methods += [("calibrator", calibrators.get(one.type), one.type) for one in spec.calibrate]
+    return [f'{kind} "{name}"' for kind, method, name in methods if "heads" in method.needs]
