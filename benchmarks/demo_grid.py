@@ -18,7 +18,7 @@ from merging.checkpoints.source import CheckpointSource, StateDictSource
 from merging.components import calibrators, strategies
 from merging.contracts.calibrator import Calibrator
 from merging.data.task import CalibrationData
-from merging.demo import build
+from merging.demo import SUITES, build
 from merging.evaluation.evaluator import evaluate
 from merging.pipeline import Pipeline
 from merging.streaming import load_model
@@ -97,7 +97,7 @@ class Grid:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("merging-demo"))
-    grid = Grid(build(parser.parse_args(arguments).out))
+    grid = Grid(build(parser.parse_args(arguments).out, SUITES["vision"]))
     grid.of_experts()
     names = [task.name for task in grid.tasks]
     print("| " + " | ".join(["method", *names, "mean", "% of experts", "seconds"]) + " |")

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from merging.demo import SUITES, build
 from merging.errors import SpecError
 
 from .output import say
 from .progress import progress_to_stderr
 
-EXAMPLE = "Example: merging demo --out merging-demo"
-SUITES: Mapping[str, str] = {"vision": "three image tasks on one vision transformer"}
+EXAMPLE = "Example: merging demo --suite llm"
+DEFAULT = "vision"
+_SUITES = "; ".join(f"{suite.name}: {suite.summary}" for suite in SUITES.values())
 
 
 def demo(
-    suite: Annotated[
-        str, typer.Option(metavar="NAME", help=f"Which experts: {', '.join(SUITES)}.")
-    ] = "vision",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the demo.")] = Path("merging-demo"),
+    suite: Annotated[str, typer.Option(metavar="NAME", help=f"Which experts. {_SUITES}.")] = DEFAULT,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help=f"Folder of the demo; merging-demo-NAME if not given, merging-demo for {DEFAULT}.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
     """Build small real experts (or find them in the cache), merge, calibrate and measure them."""
@@ -29,11 +35,10 @@ def demo(
 
     if suite not in SUITES:
         raise SpecError(f'there is no demo suite "{suite}"', remedy=did_you_mean(suite, SUITES))
-    from merging.demo import build
-
-    say(f"demo: {SUITES[suite]}, in {out}/")
+    out = out or Path("merging-demo" if suite == DEFAULT else f"merging-demo-{suite}")
+    say(f"demo: {SUITES[suite].summary}, in {out}/")
     with progress_to_stderr(quiet=quiet) as progress:
-        path = build(out, progress=progress)
+        path = build(out, SUITES[suite], progress=progress)
     from merging.pipeline import Pipeline
     from merging.report.table import render
     from merging.spec import load_spec

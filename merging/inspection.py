@@ -97,9 +97,9 @@ class OpenModel(NamedTuple):
 
 def open_model(model: str) -> OpenModel:
     """A path or a hub id; headers only. What no backbone can walk is opened too; `notes` say why not."""
+    from merging.architecture import select_backbone
     from merging.checkpoints.folder import config, open_checkpoint
     from merging.checkpoints.hub import resolve
-    from merging.opening import select_backbone
     from merging.spec.component import AUTO, AutoSettings, Component
     from merging.tracer import feeds_of
 

@@ -13,6 +13,7 @@ from merging.contracts.layer_rule import LayerRule
 from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress, silent
 from merging.errors import DataError
+from merging.limits import Limits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,22 +36,33 @@ class Placed:
     """Where a sweep runs; set by the pipeline."""
 
     device: str = "cpu"
-    precision: Literal["float32", "float64"] = "float32"  # of the forwards and of the sums
+    precision: Literal["float32", "mixed", "float64"] = "float32"  # of forwards, products and sums
     work: Path | None = None  # where activations go that memory does not hold
+    limits: Limits
     known: SolvedBlocks | None = None  # where a sweep keeps solved blocks, so that a killed run goes on
     ranks: Ranks | None = None  # the processes of the run; None: there is one
 
     def computing(self) -> dict[str, Any]:
+        """For who needs gradients: nothing is mixed."""
         import torch
 
-        return {"device": self.device, "dtype": getattr(torch, self.precision)}
+        return {
+            "device": self.device,
+            "dtype": torch.float64 if self.precision == "float64" else torch.float32,
+        }
 
     def place(self) -> dict[str, Any]:
+        """For sweeps."""
+        import torch
+
         from merging.ranks import ALONE
 
+        mixed = {"dtype": torch.bfloat16} if self.precision == "mixed" else {}
         return {
             **self.computing(),
+            **mixed,
             "work": self.work,
+            "activation_memory": self.limits.activation_memory,
             "known": self.known,
             "ranks": self.ranks or ALONE,
         }

@@ -18,17 +18,20 @@ from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.layer_settings import LayerSettings
 from merging.layerwise import Placed
+from merging.limits import USUAL, Limits
 from merging.opening import Opened
 from merging.spec import PipelineSpec
 from merging.strategies.checkpoint import Checkpoint
 
 
-def make_merger(spec: PipelineSpec, opened: Opened, device: str, work: Path | None) -> Merger:
+def make_merger(
+    spec: PipelineSpec, opened: Opened, device: str, work: Path | None, limits: Limits = USUAL
+) -> Merger:
     """The spec's merge rule, ready to merge."""
     merger: Merger = strategies.get(spec.merge.type)(spec.merge.settings, seed=spec.seed)
-    merger.layers = LayerSettings(spec.merge.layers)
+    merger.layers, merger.limits = LayerSettings(spec.merge.layers), limits
     if isinstance(merger, Placed):
-        merger.device, merger.work = device, work
+        merger.device, merger.work, merger.precision = device, work, spec.precision
     if isinstance(merger, Checkpoint):
         merger.source = opened.merged
     return merger
@@ -56,12 +59,15 @@ def open_result(path: Path, opened: Opened) -> CheckpointSource:
     return open_checkpoint(path, path.name)
 
 
-def make_calibrators(spec: PipelineSpec, device: str, work: Path | None) -> list[Calibrator]:
+def make_calibrators(
+    spec: PipelineSpec, device: str, work: Path | None, limits: Limits = USUAL
+) -> list[Calibrator]:
     """The spec's calibrators, in order."""
     made: list[Calibrator] = [
         calibrators.get(one.type)(one.settings, seed=spec.seed) for one in spec.calibrate
     ]
     for calibrator in made:
+        calibrator.limits = limits
         if isinstance(calibrator, Placed):
-            calibrator.device, calibrator.work = device, work
+            calibrator.device, calibrator.work, calibrator.precision = device, work, spec.precision
     return made

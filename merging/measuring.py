@@ -95,17 +95,17 @@ class Measure:
         self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
 
     def _keep(self, feed: Feed, x_BTD: Tensor) -> None:
-        self._kept[feed] = x_BTD
+        self._kept[feed] = x_BTD.clone()  # the block may go on to change it in place
 
     def _pair(self, feed: Feed, target_BTD: Tensor) -> None:
         if self._moments[feed].answers:
-            self._targets[feed] = target_BTD
+            self._targets[feed] = target_BTD.clone()
         else:
             self._add_pair(feed, target_BTD)
 
     def _answer(self, feed: Feed, linear: str, bias_O: Tensor | None, answer_BTO: Tensor) -> None:
         answered = self._answered.setdefault(feed, {})
-        answered[linear] = answer_BTO if bias_O is None else answer_BTO - bias_O
+        answered[linear] = answer_BTO.clone() if bias_O is None else answer_BTO - bias_O
         if len(answered) == len(feed.linears):
             answers_BTO = torch.cat([answered[name] for name in feed.linears], dim=-1)
             del self._answered[feed]

@@ -6,6 +6,7 @@ Shape letters: B examples, T tokens, D features.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,9 @@ from merging.ranks import Ranks
 class Moments:
     """E[x xᵀ], how targets meet x, and the means of one feed under one task, weighted per token.
 
-    Sums are kept in float32 (float64 for float64 inputs); what one reads is divided by the total token
-    weight, so that neither the number of tokens nor the batch size matters. Padding has weight 0 and is left
-    out. Of E[x xᵀ] only one half is computed."""
+    Sums are kept in float32 (float64 for float64 inputs; bfloat16 inputs are multiplied as they are, a batch at
+    a time); what one reads is divided by the total token weight, so that neither the number of tokens nor the
+    batch size matters. Padding has weight 0 and is left out. Of E[x xᵀ] only one half is computed."""
 
     def __init__(
         self, features: int, *, target: bool = False, answers: int = 0, unit_tokens: bool = False
@@ -61,18 +62,20 @@ class Moments:
         w_T = _chosen(weights_BT, x_TD)
         weighted_TD = x_TD if w_T is None else x_TD * w_T[:, None]
         if self._half is None:
-            self._half = torch.zeros(self.features, self.features, dtype=x_TD.dtype, device=x_TD.device)
-            self._sum, self._target_sum = self._sum.to(x_TD), self._target_sum.to(x_TD)
+            like: dict[str, Any] = {"dtype": _sums_of(x_TD.dtype), "device": x_TD.device}
+            self._half = torch.zeros(self.features, self.features, **like)
+            self._sum, self._target_sum = self._sum.to(**like), self._target_sum.to(**like)
         _add_half_gram(self._half, x_TD, weighted_TD)
         self._gram = None
-        self._sum += weighted_TD.sum(0)
+        self._sum += weighted_TD.sum(0, dtype=self._sum.dtype)
         if target_BTD is not None:
             y_TD = self._rows(target_BTD, weights_BT)
-            self._target_sum += y_TD.sum(0) if w_T is None else (y_TD * w_T[:, None]).sum(0)
+            weighted_y = y_TD if w_T is None else y_TD * w_T[:, None]
+            self._target_sum += weighted_y.sum(0, dtype=self._sum.dtype)
             met = y_TD if answers_BTO is None else _wide_rows(answers_BTO, weights_BT)
             if self._cross is None:
-                self._cross = x_TD.new_zeros(met.shape[1], self.features)
-            self._cross.addmm_(met.T, weighted_TD)
+                self._cross = self._half.new_zeros(met.shape[1], self.features)
+            _add_product(self._cross, met, weighted_TD)
         self.tokens += x_TD.shape[0]
         self.total += float(x_TD.shape[0] if w_T is None else w_T.sum())
         if not bool(torch.isfinite(self._sum).all() and torch.isfinite(self._target_sum).all()):
@@ -124,8 +127,9 @@ class Moments:
         if ranks.size == 1:
             return
         if self._half is None:
-            self._half = torch.zeros(self.features, self.features, dtype=dtype)
-            self._sum, self._target_sum = self._sum.to(dtype), self._target_sum.to(dtype)
+            wide = _sums_of(dtype)
+            self._half = torch.zeros(self.features, self.features, dtype=wide)
+            self._sum, self._target_sum = self._sum.to(wide), self._target_sum.to(wide)
         ranks.total_(self._half, to)
         if self._target:
             if self._cross is None:
@@ -177,7 +181,7 @@ class NormMoments:
         """Make sums over what all processes took in."""
         if ranks.size > 1:
             if not self.total:
-                self._sum, self._square = self._sum.to(dtype), self._square.to(dtype)
+                self._sum, self._square = self._sum.to(_sums_of(dtype)), self._square.to(_sums_of(dtype))
             total = torch.tensor(self.total, dtype=torch.float64)
             for sums in (total, self._sum, self._square):
                 ranks.total_(sums)
@@ -196,9 +200,9 @@ _TINY = 1e-12
 
 
 def _wide_rows(x_BTD: Tensor, weights_BT: Tensor | None) -> Tensor:
-    """One row a token, without padding, in float32 or wider."""
+    """One row a token, without padding, in a dtype whose products do not overflow."""
     x_TD = x_BTD.reshape(-1, x_BTD.shape[-1])
-    if x_TD.dtype not in (torch.float32, torch.float64):
+    if x_TD.dtype not in (torch.bfloat16, torch.float32, torch.float64):
         x_TD = x_TD.float()
     if weights_BT is not None and bool((weights_BT == 0).any()):
         x_TD = x_TD[weights_BT.reshape(-1) != 0]
@@ -230,7 +234,19 @@ def _row_blocks(features: int) -> list[tuple[int, int]]:
 def _add_half_gram(half_DD: Tensor, x_TD: Tensor, weighted_TD: Tensor) -> None:
     """The upper blocks of xᵀ w x: half the work of the whole, but for the diagonal blocks."""
     for start, stop in _row_blocks(len(half_DD)):
-        half_DD[start:stop, start:].addmm_(x_TD[:, start:stop].T, weighted_TD[:, start:])
+        _add_product(half_DD[start:stop, start:], x_TD[:, start:stop], weighted_TD[:, start:])
+
+
+def _add_product(sums_AB: Tensor, a_TA: Tensor, b_TB: Tensor) -> None:
+    """sums += aᵀ b. In bfloat16 the product of one batch is rounded to it before it is added up."""
+    if a_TA.dtype == sums_AB.dtype:
+        sums_AB.addmm_(a_TA.T, b_TB)
+    else:
+        sums_AB += (a_TA.T @ b_TB).to(sums_AB.dtype)
+
+
+def _sums_of(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _mirrored(half_DD: Tensor) -> Tensor:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from merging.backbones.open_clip import OPEN_CLIP, OpenClipConfig
+from merging.architecture import select_backbone, ties_head
 from merging.backbones.task_heads import head_of
 from merging.checkpoints.alignment import Alignment, align
 from merging.checkpoints.clip_layouts import mixed_libraries
@@ -27,7 +26,7 @@ from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource, FilledSource
 from merging.checkpoints.vocabulary_rows import vocabulary_axes
 from merging.checkpoints.wrappers import unwrapped
-from merging.components import backbones, calibrators, strategies
+from merging.components import calibrators, strategies
 from merging.contracts.backbone import Backbone
 from merging.contracts.method import Method
 from merging.contracts.models import Models
@@ -41,8 +40,7 @@ from merging.preflight import (
     running_statistics,
 )
 from merging.remembered import Findings, key_of, recall, remember
-from merging.spec import Component, PipelineSpec
-from merging.spec.component import AUTO, AutoSettings
+from merging.spec import PipelineSpec
 from merging.vocabulary import Matched, match_vocabularies
 from merging.vocabulary_comparison import Member
 
@@ -185,6 +183,12 @@ def _compared(spec: PipelineSpec) -> Opened:
     )
 
 
+def opens_plainly(spec: PipelineSpec) -> bool:
+    """Whether these models were opened before, so that a run will not need the libraries that understand
+    them."""
+    return _may_be_plain(spec) and _Plain(spec).recalled() is not None
+
+
 def _may_be_plain(spec: PipelineSpec) -> bool:
     """Whether full checkpoints are to be merged by their tensors alone."""
     return (
@@ -192,6 +196,7 @@ def _may_be_plain(spec: PipelineSpec) -> bool:
         and spec.merge.type != "checkpoint"
         and spec.output.form == "model"
         and spec.vocabulary is None
+        and not spec.plugins
         and all(ref.adapter is None for ref in spec.experts.values())
     )
 
@@ -225,6 +230,8 @@ class _Plain:
         experts = {task: source for task, (_, source) in self._experts.items()}
         weights = {task: ref.weight for task, ref in spec.experts.items()}
         backbone = select_backbone(self._base_at.path, spec.backbone)
+        if backbone is not None and not type(backbone).__module__.startswith("merging."):
+            return None  # of another package, whose code may have changed
         models = Models(self._base, experts, weights, backbone, frozenset(found.kept))
         _refuse_layers(spec, models)
         heads = {
@@ -279,43 +286,6 @@ def _methods(spec: PipelineSpec) -> dict[str, type[Method]]:
     }
 
 
-def select_backbone(folder: Path, choice: Component) -> Backbone | None:
-    """The backbone by name, or the one that takes the `model_type` of the folder's config; None without a
-    config."""
-    kind = _kind(folder)
-    if choice.type != AUTO:
-        if kind is None and read_config(folder) is None:
-            raise CheckpointError(f"{folder} has no config.json, so its architecture is not known")
-        chosen = backbones.get(choice.type)
-        if (kind == OPEN_CLIP) != (OPEN_CLIP in chosen.model_types):
-            ours = "open_clip_config.json" if kind == OPEN_CLIP else f'a config.json of "{kind}"'
-            raise CheckpointError(
-                f'{folder} has {ours}, which backbone "{choice.type}" does not read',
-                remedy='Leave "backbone" out, and it is chosen by the config.',
-            )
-        return chosen(_model_config(folder), choice.settings, folder=folder)
-    if kind is None:
-        return None
-    assert isinstance(choice.settings, AutoSettings)
-    for name in backbones.names():
-        if kind in backbones.get(name).model_types:
-            return backbones.get(name)(_model_config(folder), folder=folder)
-    return backbones.get("transformers")(_model_config(folder), folder=folder)
-
-
-def _kind(folder: Path) -> str | None:
-    """`model_type` of the folder's config, or open_clip's; None without a config that says it."""
-    if open_clip_config(folder) is not None:
-        return OPEN_CLIP
-    found = read_config(folder)
-    return None if found is None else str(found.get("model_type", "")) or None
-
-
-def _model_config(folder: Path) -> Any:
-    found = open_clip_config(folder)
-    return partial(_transformers_config, folder) if found is None else OpenClipConfig(**found)
-
-
 class _HeadTensors(Mapping[str, Tensor]):
     """The tensors of an expert's heads, read when asked for."""
 
@@ -349,18 +319,7 @@ def _aligned(
     axes: Mapping[str, int],
     is_outer: Callable[[str], bool],
 ) -> Alignment:
-    return align(base, source, model, is_head, tied=_ties(folder), vocabulary=axes, is_outer=is_outer)
-
-
-def _ties(folder: Path) -> bool:
-    """Whether the folder's config ties head and embedding; where transformers knows its default, that
-    counts."""
-    found = read_config(folder)
-    if found is None:
-        return False
-    if "tie_word_embeddings" in found or "model_type" not in found:
-        return bool(found.get("tie_word_embeddings", False))
-    return bool(getattr(_transformers_config(folder), "tie_word_embeddings", False))
+    return align(base, source, model, is_head, tied=ties_head(folder), vocabulary=axes, is_outer=is_outer)
 
 
 def _input(name: str, place: ResolvedModel, source: CheckpointSource) -> Input:
@@ -380,16 +339,3 @@ def _either(first: Callable[[str], bool], second: Callable[[str], bool]) -> Call
 
 def _no_head(name: str) -> bool:
     return False
-
-
-def _transformers_config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    place = folder if folder.is_dir() else folder.parent
-    try:
-        return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        raise SpecError(
-            f"the config of {place} cannot be used: {str(error).splitlines()[0]}",
-            remedy="Tensor-wise rules need no config; others need one that this transformers release knows.",
-        ) from error

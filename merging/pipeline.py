@@ -12,6 +12,7 @@ from merging.errors import OutputError
 from merging.spec import PipelineSpec, load_spec, parse_spec
 
 if TYPE_CHECKING:
+    from merging.costs.budget import Choice
     from merging.data.task import Task
     from merging.opening import Opened
     from merging.plan import Plan
@@ -69,7 +70,20 @@ class Pipeline:
         choose_device(self.spec.device)
         opened = self.resolve()
         notes = [note for task in self.tasks().values() for note in task_notes(task)]
+        self.choice()
         return [*opened.notes, *notes]
+
+    def choice(self) -> Choice:
+        """What a run will do to keep to the spec's memory. Raises SpecError if it cannot."""
+        from merging.costs.budget import USUAL_CHOICE, choose
+        from merging.costs.steps import Steps
+        from merging.report.stages import resident
+
+        if self.spec.memory is None:
+            return USUAL_CHOICE
+        opened, tasks = self.resolve(), self.tasks()
+        start = resident()
+        return choose(Steps(self.spec, opened, tasks), self.spec.memory, start)
 
     def plan(self) -> Plan:
         """What a run will do and need. No weights are read."""
@@ -124,6 +138,7 @@ class Pipeline:
         its processes share the work, and all return the report.
         """
         from merging.checkpoints.run_folder import RunFolder
+        from merging.costs.budget import rebatch_
         from merging.provenance import fingerprint
         from merging.ranks import ranks
         from merging.running import Run, choose_device
@@ -133,9 +148,15 @@ class Pipeline:
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
         together = ranks()
+        choice = together.tell(self.choice() if together.first else None)
+        if choice.batch is not None:
+            rebatch_(self.tasks(), choice.batch)
         if not together.first:
             where = choose_device(device or self.spec.device)
-            return Follower(self.spec, self.resolve(), self.tasks(), device=where, ranks=together).serve()
+            follower = Follower(
+                self.spec, self.resolve(), self.tasks(), device=where, ranks=together, limits=choice.limits
+            )
+            return follower.serve()
         folder = RunFolder(target.absolute())
         folder.check()
         choose_device(device or self.spec.device)
@@ -152,6 +173,7 @@ class Pipeline:
                 progress=progress,
                 curve=self.curve,
                 ranks=together,
+                limits=choice.limits,
             )
             report = run.all(until)
             run.leader.end(report)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from pydantic import Field
 from torch import nn
 
@@ -15,21 +14,19 @@ from merging.calibrators.feature_correction import FeatureCorrector
 from merging.checkpoints.parts import parts_seen
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
-from merging.contracts.merger import TensorMerger
 from merging.contracts.method import Method
-from merging.contracts.vectors import BLOCK_ELEMENTS
+from merging.costs.budget import Choice, choose
+from merging.costs.probe import Rates, probe
+from merging.costs.steps import Step, Steps
 from merging.evaluation.evaluator import is_scored
 from merging.fates import fates, foreseen
 from merging.layer_settings import LayerSettings
-from merging.opening import Opened
-from merging.records import DEFAULT_MEMORY
+from merging.opening import Opened, opens_plainly
 from merging.report.entry import Entry
 from merging.report.solver import ParameterFate
 from merging.report.stages import resident
-from merging.spec import Component, OutputSpec, PipelineSpec
-from merging.strategies.ada_merging import AdaMerging
-from merging.strategies.fisher import Fisher
-from merging.tracer import Block, blocks_of, is_linear, is_transposed
+from merging.spec import Component, PipelineSpec
+from merging.tracer import Block, blocks_of
 
 if TYPE_CHECKING:
     from merging.data.task import Task
@@ -70,6 +67,13 @@ class StepPlan(Entry):
     needs: tuple[str, ...] = ()
     memory_law: str = ""
     peak_bytes: int = Field(description="Estimate of the most memory the process will hold.")
+    device_bytes: int = Field(default=0, description="The same of the device, where that is not the CPU.")
+    scratch_bytes: int = Field(default=0, description="Disk used while it works, beside the result, at most.")
+    examples: int = Field(default=0, description="Calibration examples it looks at.")
+    batch: int = Field(default=0, description="Examples in a batch of those, at most.")
+    seconds: float | None = Field(
+        default=None, description="Estimate, by what this machine did in half a second; within a factor of 2."
+    )
     solved: int = Field(default=0, description="Tensors that are solved in closed form.")
     unreached: tuple[str, ...] = Field(
         default=(), description="Stacks that no example reaches: not calibrated (n = 0)."
@@ -102,8 +106,15 @@ class Plan(Entry):
     device: str
     output: str
     disk_bytes: int = Field(description="Size of what is written.")
+    scratch_bytes: int = Field(default=0, description="What is needed for a while beside that.")
     disk_free_bytes: int
     peak_bytes: int
+    memory_bytes: int | None = Field(
+        default=None, description="What the spec allows; none if it says nothing."
+    )
+    limits: dict[str, int] = Field(default={}, description="What was chosen to keep to it.")
+    start_bytes: int = Field(default=0, description="Of the peak: Python and libraries, measured now.")
+    seconds: float | None = Field(default=None, description="Of all steps, without starting Python.")
     kept: tuple[str, ...] = Field(default=(), description="Tensors that stay the base's.")
     parameters: dict[str, ParameterFate] = Field(
         default={}, description="What will become of each stored tensor, if tokens reach all modules."
@@ -115,18 +126,19 @@ def make_plan(pipeline: Pipeline) -> Plan:
     """Everything of a run that can be said beforehand."""
     from merging.running import choose_device
 
-    spec, opened, tasks = pipeline.spec, pipeline.resolve(), pipeline.tasks()
+    spec, before = pipeline.spec, resident()
+    opened, tasks = pipeline.resolve(), pipeline.tasks()
+    start = before if not _has_data(tasks) and opens_plainly(spec) else resident()
     rule = strategies.get(spec.merge.type)
     factors = rule.coefficients(spec.merge.settings, opened.models.weights) or {}
+    planned = Steps(spec, opened, tasks)
+    choice = choose(planned, spec.memory, start)
     shape = _Shape(opened)
-    steps = [_step("merge", spec.merge, rule, shape, tasks)]
-    steps += [_step("calibrate", one, calibrators.get(one.type), shape, tasks) for one in spec.calibrate]
-    if any(task.test is not None or is_scored(task) for task in tasks.values()):
-        evaluated = 3 if spec.calibrate else 2
-        peak = shape.runtime + evaluated * shape.parameters * 4
-        steps.append(StepPlan(step="evaluate", method="scores and drift", peak_bytes=peak))
-    checkpoints = 1 + bool(spec.calibrate)
     output = str(spec.output.path or "")
+    rates = probe(Path(output) if output else Path.cwd())
+    device = choose_device(spec.device)
+    steps = [_step(one, start, choice, rates, shape, tasks, device) for one in planned.costs(choice)]
+    checkpoints = 1 + bool(spec.calibrate)
     return Plan(
         base=_model(opened, "base", None),
         experts={task: _model(opened, f'expert "{task}"', factors.get(task)) for task in opened.models.tasks},
@@ -138,11 +150,16 @@ def make_plan(pipeline: Pipeline) -> Plan:
         layers=_layers(spec.merge, opened),
         tasks={name: _task(task, needs_data=_needs_data(pipeline)) for name, task in tasks.items()},
         storage_dtype=_storage(spec.output.dtype, opened),
-        device=choose_device(spec.device),
+        device=device,
         output=output,
-        disk_bytes=checkpoints * _delivered_bytes(spec.output, opened),
+        disk_bytes=checkpoints * planned.delivered_bytes,
         disk_free_bytes=_free(Path(output)) if output else 0,
+        scratch_bytes=max(step.scratch_bytes for step in steps),
         peak_bytes=max(step.peak_bytes for step in steps),
+        memory_bytes=spec.memory,
+        limits=choice.told(),
+        start_bytes=start,
+        seconds=sum(step.seconds or 0.0 for step in steps),
         kept=tuple(sorted(opened.models.kept)),
         parameters=_fates(spec, opened, shape, tasks),
         notes=tuple(pipeline.validate()),
@@ -177,23 +194,15 @@ def _layers(merge: Component, opened: Opened) -> tuple[LayerPlan, ...]:
 
 
 class _Shape:
-    """Sizes of the model, from headers and the skeleton."""
+    """The model's skeleton, and what methods will make of it."""
 
     def __init__(self, opened: Opened) -> None:
-        base = opened.models.base
-        self.runtime = resident()  # Python, torch and transformers, as imported for this plan
-        self.experts = len(opened.models.tasks)
-        self.parameters = sum(base.spec(name).elements for name in base.names())
-        self.largest = max((base.spec(name).elements for name in base.names()), default=0)
         self.blocks: tuple[Block, ...] = ()
-        self.outside = 0
         self.models, self.model = opened.models, nn.Module()
         self.backbone = backbone = opened.models.backbone
         if backbone is not None:
             self.model = backbone.skeleton()
             self.blocks = blocks_of(self.model, backbone.stacks(self.model))
-            inside = sum(_elements(block.module) for block in self.blocks)
-            self.outside = _elements(self.model) - inside
 
     @property
     def stacks(self) -> dict[str, int]:
@@ -215,68 +224,53 @@ class _Shape:
         """Stored tensors that the rule will solve, and why it leaves the others."""
         return foreseen(rule, self.models, self.model, self.unreached(tasks))
 
-    def sweep_bytes(self, activations: int) -> int:
-        """Two models outside their blocks, two blocks, the sums of a block's feeds, the solve's copies, a
-        batch."""
-        block = max((_elements(block.module) for block in self.blocks), default=0)
-        feeds = max((_feed_bytes(block.module) for block in self.blocks), default=0)
-        return self.runtime + 2 * 4 * (self.outside + block) + feeds + activations
 
-
-def _feed_bytes(module: nn.Module) -> int:
-    """Sums of a block's feeds: linears of one parent and width are taken to share one, their output to have
-    its own."""
-    groups: dict[tuple[str, int], list[int]] = {}
-    for name, child in module.named_modules():
-        if is_linear(child):
-            outputs, inputs = child.get_parameter("weight").shape
-            if is_transposed(child):
-                outputs, inputs = inputs, outputs
-            groups.setdefault((name.rpartition(".")[0], inputs), []).append(outputs)
-    held = solving = 0
-    for (_, width), widths in groups.items():
-        feeds = 2 if len(widths) > 3 else 1
-        square, rows = width * width, sum(widths) * width
-        held += feeds * square * (4 + 4 + 8) + rows * 8
-        solving = max(solving, 3 * square * 8 + 4 * rows * 8)
-    return held + solving
-
-
-def _step(step: str, asked: Component, method: Any, shape: _Shape, tasks: Mapping[str, Task]) -> StepPlan:
-    solved = 0
-    unreached: tuple[str, ...] = ()
-    if issubclass(method, LayerRule):
-        widest = max(
-            (len(task.calibration.batches()[0]) for task in tasks.values() if task.calibration), default=0
-        )
-        peak = shape.sweep_bytes(256 << 20 if widest else 0)
-        unreached = shape.unreached(tasks)
-        solved = len(shape.solved_by(method(asked.settings), tasks)[0])
-    elif issubclass(method, Fisher):
-        peak = shape.runtime + 3 * 4 * shape.parameters + DEFAULT_MEMORY
-    elif issubclass(method, AdaMerging):
-        peak = shape.runtime + (shape.experts + 3) * 4 * shape.parameters
-    elif issubclass(method, FeatureCorrector):
-        peak = shape.runtime + 4 * shape.parameters
-    elif "low rank" in method.needs:
-        peak = shape.runtime + 4 * 8 * shape.largest
-    elif issubclass(method, TensorMerger) and not all(
-        method(settings).elementwise for settings in asked.all_settings()
-    ):
-        peak = shape.runtime + (shape.experts + 4) * 8 * shape.largest
-    else:
-        peak = shape.runtime + (shape.experts + 4) * 8 * min(shape.largest, BLOCK_ELEMENTS)
-    return StepPlan(
-        step=step,
-        method=asked.type,
-        settings=asked.settings.model_dump(mode="json"),
-        paper=method.paper,
-        needs=tuple(sorted(method.needs)),
-        memory_law=method.memory,
-        peak_bytes=peak,
-        solved=solved,
-        unreached=unreached,
+def _step(
+    step: Step,
+    start: int,
+    choice: Choice,
+    rates: Rates,
+    shape: _Shape,
+    tasks: Mapping[str, Task],
+    device: str,
+) -> StepPlan:
+    asked, method = step.asked, step.method
+    found = StepPlan(
+        step=step.name,
+        method=asked.type if asked is not None else "scores and drift",
+        peak_bytes=int(start + step.cost.memory),
+        device_bytes=0 if device == "cpu" else int(step.cost.device),
+        scratch_bytes=int(step.cost.scratch),
+        seconds=round(rates.seconds(step.cost.work), 3),
     )
+    if asked is None or method is None:
+        return found
+    needs_data = "data" in method.needs
+    more: dict[str, Any] = {
+        "settings": asked.settings.model_dump(mode="json"),
+        "paper": method.paper,
+        "needs": tuple(sorted(method.needs)),
+        "memory_law": method.memory,
+        "examples": sum(len(task.calibration) for task in tasks.values() if task.calibration and needs_data),
+        "batch": _batch(tasks, choice) if needs_data else 0,
+    }
+    if isinstance(method, LayerRule):
+        more |= {
+            "unreached": shape.unreached(tasks),
+            "solved": len(shape.solved_by(method, tasks)[0]),
+        }
+    return found.model_copy(update=more)
+
+
+def _batch(tasks: Mapping[str, Task], choice: Choice) -> int:
+    """Examples in a batch, at most."""
+    given = [task.calibration for task in tasks.values() if task.calibration is not None]
+    sizes = (choice.batch if one.automatic and choice.batch else one.batch_size for one in given)
+    return max((min(size, len(one)) for size, one in zip(sizes, given, strict=True)), default=0)
+
+
+def _has_data(tasks: Mapping[str, Task]) -> bool:
+    return any(task.calibration or task.test or task.validation for task in tasks.values())
 
 
 def _model(opened: Opened, role: str, coefficient: float | None) -> ModelPlan:
@@ -326,32 +320,7 @@ def _storage(asked: str, opened: Opened) -> str:
     return ", ".join(sorted(kinds))
 
 
-def _delivered_bytes(output: OutputSpec, opened: Opened) -> int:
-    """Of one checkpoint; of an adapter at least: what else has changed is not known beforehand."""
-    if output.form == "model":
-        return _stored_bytes(output.dtype, opened)
-    rank = output.adapter_rank if isinstance(output.adapter_rank, int) else 0
-    itemsize = 4 if output.dtype == "base" else getattr(torch, output.dtype).itemsize
-    base = opened.models.base
-    shapes = [base.spec(name).shape for name in base.names()]
-    return sum(min(rank, *shape) * sum(shape) * itemsize for shape in shapes if len(shape) == 2)
-
-
-def _stored_bytes(asked: str, opened: Opened) -> int:
-    base = opened.models.base
-    total = 0
-    for name in base.names():
-        spec = base.spec(name)
-        floating = asked != "base" and spec.dtype.is_floating_point
-        total += spec.elements * getattr(torch, asked).itemsize if floating else spec.bytes
-    return total
-
-
 def _free(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
-
-
-def _elements(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

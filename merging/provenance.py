@@ -47,7 +47,7 @@ def merge_facts(
 ) -> dict[str, Any]:
     """Everything that decides the merged checkpoint's bytes. `hashes`: role -> file -> SHA-256."""
     asked = spec.canonical()
-    keys = ("backbone", "merge", "output", "seed", "vocabulary")
+    keys = ("backbone", "merge", "output", "precision", "seed", "vocabulary")
     weights = {task: expert["weight"] for task, expert in asked["experts"].items()}
     return {
         **{key: asked[key] for key in keys},

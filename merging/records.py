@@ -23,10 +23,10 @@ class Records:
     """Nested tensors by key; a key that is put again is replaced. What `get` returns is a copy, safe to
     edit."""
 
-    def __init__(self, folder: Path | None = None, *, memory: int = DEFAULT_MEMORY) -> None:
+    def __init__(self, folder: Path | None = None, *, memory: int | None = None) -> None:
         """`folder`: where the rest goes (default: a temporary folder); `memory`: bytes that may stay in
-        memory."""
-        self._memory, self._used = memory, 0
+        memory (default: DEFAULT_MEMORY)."""
+        self._memory, self._used = DEFAULT_MEMORY if memory is None else memory, 0
         self._parent = folder
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._entries: dict[object, tuple[list[Any], Any]] = {}

@@ -79,7 +79,7 @@ def _place(key: str) -> Path:
 
 
 def _versions() -> dict[str, str]:
-    return {package: version(package) for package in ("torch", "transformers")} | {
+    return {package: version(package) for package in ("torch", "transformers", "open_clip_torch")} | {
         "merging": merging.__version__
     }
 

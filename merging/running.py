@@ -25,6 +25,7 @@ from merging.data.task import CalibrationData, Task
 from merging.describing import describe
 from merging.errors import CheckpointError, DataError, NumericalError, SpecError
 from merging.layerwise import Placed
+from merging.limits import USUAL, Limits
 from merging.making import make_calibrators, make_merger, open_result, run_merger
 from merging.opening import Opened
 from merging.preflight import not_finite, refuse_unless_allowed, weight_findings
@@ -55,16 +56,18 @@ class Run:
         progress: Progress,
         curve: Curve | None = None,
         ranks: Ranks = ALONE,
+        limits: Limits = USUAL,
     ) -> None:
-        """`curve`: the search that chose some of the spec's settings. `ranks`: this is the first of them."""
+        """`curve`: the search that chose some of the spec's settings. `ranks`: this is the first of them.
+        `limits`: what keeps it within its memory."""
         self.curve, self.leader = curve, Leader(ranks)
         self.spec, self.opened, self.tasks, self.folder = spec, opened, dict(tasks), folder
         self.device, self.progress = choose_device(device), progress
         self.stages: list[StageReport] = []
         self.remarks: tuple[str, ...] = ()
         self.hashes: dict[str, dict[str, str]] = {}
-        self.merger = make_merger(spec, opened, self.device, folder.work)
-        self.calibrators = make_calibrators(spec, self.device, folder.work)
+        self.merger = make_merger(spec, opened, self.device, folder.work, limits)
+        self.calibrators = make_calibrators(spec, self.device, folder.work, limits)
 
     def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
         with self._stage("hash inputs"):
@@ -86,6 +89,7 @@ class Run:
                 self.tasks,
                 adapt=self._adapt if "calibrated" in results else None,
                 device=self.device,
+                work=self.folder.work,
                 progress=self.progress,
             )
         report = make_report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -65,18 +66,19 @@ def measure(
     *,
     adapt: Adapt | None = None,
     device: str = "cpu",
+    work: Path | None = None,
     progress: Progress = silent,
 ) -> Measured:
     """`results`: "merged" and maybe "calibrated"; `adapt` is applied to the features of the calibrated model.
 
-    One expert is loaded at a time, beside the results.
+    One model is loaded at a time to score it, a block at a time for its drift. `work`: where activations go
+    that memory does not hold.
     """
     backbone = models.backbone
     measured = Measured()
     scored = [task for task in tasks.values() if is_scored(task)]
     walked = [task for task in tasks.values() if task.test is not None or task.calibration is not None]
-    with_expert = [task for task in tasks.values() if task in walked or task in scored]
-    if backbone is None or not with_expert:
+    if backbone is None or not (walked or scored):
         return measured
 
     def score(kind: str, model: nn.Module, some: Sequence[Task], adapted: Adapt | None = None) -> None:
@@ -89,18 +91,20 @@ def measure(
     with torch.no_grad():
         if scored:
             score("base", load_model(backbone, models.base, device=device), scored)
-        loaded = {name: load_model(backbone, source, device=device) for name, source in results.items()}
-        for name, model in loaded.items():
-            score(name, model, scored, adapt if name == "calibrated" else None)
-        for number, task in enumerate(with_expert):
-            if task.name not in models.experts:
-                continue
-            expert = load_model(backbone, models.experts[task.name], device=device)
-            score("expert", expert, [task] if task in scored else [])
+        for name, source in results.items():
+            if scored:
+                adapted = adapt if name == "calibrated" else None
+                score(name, load_model(backbone, source, device=device), scored, adapted)
+        for task in scored:
+            if task.name in models.experts:
+                score("expert", load_model(backbone, models.experts[task.name], device=device), [task])
+        for number, task in enumerate(walked):
+            progress("measure drift", number, len(walked))
             examples = task.test if task.test is not None else task.calibration
-            progress("measure drift", number, len(with_expert))
-            if examples is not None:
-                measured.drift[task.name] = drift(expert, loaded, backbone, examples.batches())
-            progress("measure drift", number + 1, len(with_expert))
-            del expert
+            if examples is not None and task.name in models.experts:
+                expert = models.experts[task.name]
+                measured.drift[task.name] = drift(
+                    expert, results, backbone, examples.batches(), device=device, work=work
+                )
+            progress("measure drift", number + 1, len(walked))
     return measured

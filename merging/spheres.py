@@ -22,7 +22,7 @@ def slerp_factors(products_22: Tensor, t: float, linear_above: float = 0.9995) -
     norms = products_22.diagonal().sqrt()
     lengths = norms.where(norms > _TINY, 1)
     cosine = products_22[0, 1] / lengths[0] / lengths[1]
-    if cosine.abs() > linear_above:
+    if cosine.abs() >= linear_above:  # at 1, there is no angle to divide by
         return torch.tensor([1 - t, t], dtype=products_22.dtype)
     theta = torch.arccos(cosine)
     return torch.stack([torch.sin((1 - t) * theta), torch.sin(t * theta)]) / torch.sin(theta)
@@ -37,7 +37,7 @@ def karcher_factors(products_NN: Tensor, weights_N: Tensor, *, iterations: int, 
     """
     norms_N = products_NN.diagonal().clamp(min=0).sqrt()
     shares_N = weights_N / weights_N.sum()
-    lasting = norms_N > tolerance
+    lasting = norms_N > _TINY
     factors_N = torch.zeros_like(norms_N)
     if not lasting.any():
         return factors_N

@@ -61,7 +61,8 @@ class Stem:
 
 
 class Tried:
-    """Block -> whether its arguments are the same with a hollow stem; found out once for all walks."""
+    """Block -> whether its arguments are the same with a hollow stem. Shared by walks of like models, so that
+    each block is tried on one batch only; each walk also tries each of its batches once."""
 
     def __init__(self) -> None:
         self._same: dict[int, bool] = {}
@@ -69,11 +70,12 @@ class Tried:
     def __contains__(self, block: int) -> bool:
         return block in self._same
 
-    def __getitem__(self, block: int) -> bool:
-        return self._same[block]
+    def __setitem__(self, block: int, alike: bool) -> None:
+        self._same[block] = alike
 
-    def compare(self, block: int, true: Any, hollow: Any) -> None:
-        self._same[block] = _same(true, hollow)
+    def fails(self, block: int) -> bool:
+        """Known to need the stem's values."""
+        return not self._same.get(block, True)
 
 
 def _answer_with(restore: ExitStack, module: nn.Module, answers: list[Any]) -> None:
@@ -108,7 +110,8 @@ def _zeros(leaf: Any) -> Any:
     return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two trees of arguments have the same values, bit for bit."""
     ours, structure = pytree.tree_flatten(one)
     theirs, other_structure = pytree.tree_flatten(other)
     return structure == other_structure and all(map(_equal, ours, theirs))

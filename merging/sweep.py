@@ -16,22 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from merging.allocator import give_back
 from merging.backbones.routed_experts import following, step_of
 from merging.checkpoints.parts import Parts
 from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource
-from merging.contracts.backbone import Backbone, Batch
+from merging.contracts.backbone import Batch
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import DataError, NumericalError, TracingError
 from merging.fates import BUFFER, NOT_WALKED, UNSEEN, copied_because, unsolved
+from merging.forwards import Forwards
 from merging.measuring import Measure, NormKind, TokenWeights, norm_kind, split_by_weights
 from merging.moments import Moments, NormMoments
 from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
 from merging.ranks import ALONE, Ranks
-from merging.records import DEFAULT_MEMORY, Records
+from merging.records import Records
 from merging.sharing import shared
 from merging.solved_blocks import Solved, SolvedBlocks
 from merging.stem import Tried
@@ -67,7 +69,7 @@ class Sweep:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         work: Path | None = None,
-        activation_memory: int = DEFAULT_MEMORY,
+        activation_memory: int | None = None,
         known: SolvedBlocks | None = None,
         ranks: Ranks = ALONE,
         progress: Progress = silent,
@@ -107,7 +109,7 @@ class Sweep:
         unreached = [stack for stack in every if not self._seeing[stack]]
         self._unsolved = unsolved(rule, self.student.module, every, unreached)
         self._forwards = {
-            task: _Forwards(self.backbone, batches, device) for task, batches in self._batches.items()
+            task: Forwards(self.backbone, batches, device) for task, batches in self._batches.items()
         }
         walks = {"student": (self.student, self.blocks), "expert": (self.expert, self._expert_blocks)}
         tried = Tried()
@@ -162,6 +164,8 @@ class Sweep:
             written.add(stored)
             self.notes.solved.append(stored)
         self.student.release(block.name)
+        del solved
+        give_back()
 
     def _solve_block(self, index: int, block: Block) -> dict[str, Tensor]:
         """New tensors of the block, already taken by the student if the rule chains."""
@@ -291,6 +295,7 @@ class Sweep:
                 seen.add(name)
                 scale_D, shift_D = self._norm(self.models.experts[task], block, name, kinds[name])
                 self.rule.add_norm(norm, scale_D, shift_D, norm_moments[name])
+        give_back()
         found: dict[str, Tensor] = {}
         for place, feed in enumerate(feeds):
             equations = systems.pop(feed)
@@ -455,23 +460,6 @@ class Sweep:
             return copied
         inside = self.student.inside.get(name)
         return NOT_WALKED if inside is None else self._unsolved.get(inside, BUFFER) or UNSEEN
-
-
-class _Forwards(Sequence[dict[str, Any]]):
-    """Keyword arguments of the forward, made when a batch is wanted."""
-
-    def __init__(self, backbone: Backbone, batches: Sequence[Batch], device: torch.device | str) -> None:
-        self._backbone, self._batches, self._device = backbone, batches, device
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: Any) -> Any:
-        kwargs = self._backbone.forward_kwargs(self._batches[index])
-        return {
-            name: value.to(self._device) if isinstance(value, Tensor) else value
-            for name, value in kwargs.items()
-        }
 
 
 def _step(block: Block, feed: Feed) -> str:

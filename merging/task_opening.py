@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from merging.checkpoints.folder import config as read_config
 from merging.components import calibrators, strategies
-from merging.data.heads import expert_head, load_head, order_problems, refuse_misfit
+from merging.data.heads import expert_head, head_names, load_head, order_problems, refuse_misfit
 from merging.data.opening import Purpose, open_examples
 from merging.data.task import Examples, LinearHead, Task
 from merging.data.zero_shot import zero_shot_head
 from merging.errors import DataError, MergingError, Problem
-from merging.evaluation.forward import image_features_width, input_problems
+from merging.evaluation.forward import features_width, input_problems
 from merging.evaluation.metrics import metric
 from merging.opening import Opened
 from merging.spec import PipelineSpec, TaskSpec
@@ -57,7 +58,7 @@ class _TaskOpening:
         self.problems += [
             *metric(task.metric).problems(task, self._opened.models.backbone),
             *order_problems(task),
-            *self._unfit(name, head),
+            *self._unfit(name, given, head),
         ]
         found = {"calibration": calibration, "validation": validation, "test": test}
         for purpose, examples in found.items():
@@ -65,12 +66,14 @@ class _TaskOpening:
                 self.problems += input_problems(examples, self._outline, f"tasks.{name}.{purpose}")
         return task
 
-    def _unfit(self, name: str, head: LinearHead | None) -> list[Problem]:
-        """A head that reads another number of features than the model gives."""
-        if head is None or self._width is None:
+    def _unfit(self, name: str, given: TaskSpec, head: LinearHead | None) -> list[Problem]:
+        """A head that is asked for, and reads another number of features than the model gives."""
+        tested = given.test is not None and metric(given.metric).reads_head
+        if head is None or not (tested or given.head is not None or _needing_heads(self._spec)):
             return []
         try:
-            refuse_misfit(name, head, self._width)
+            if self._width is not None:
+                refuse_misfit(name, head, self._width)
         except DataError as error:
             return [Problem(f"tasks.{name}.head", error.message, error.remedy)]
         return []
@@ -78,7 +81,7 @@ class _TaskOpening:
     @cached_property
     def _width(self) -> int | None:
         backbone = self._opened.models.backbone
-        return None if backbone is None else image_features_width(backbone)
+        return None if backbone is None else features_width(backbone)
 
     def _attempt(self, where: str, action: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -102,9 +105,14 @@ class _TaskOpening:
     def _own_head(self, name: str) -> LinearHead | None:
         """The expert's classifier, kept though nothing is said of its task."""
         try:
-            return expert_head(self._opened.heads.get(name, {}), task=name)
+            return self._named(expert_head(self._opened.heads.get(name, {}), task=name), name)
         except DataError:  # it has none, or one that is not linear
             return None
+
+    def _named(self, head: LinearHead, name: str) -> LinearHead:
+        """The expert's head with the names that its config gives to the classes."""
+        head.names = head_names(read_config(self._opened.inputs[f'expert "{name}"'].path), head.shape[0])
+        return head
 
     def _head(self, name: str, given: TaskSpec) -> LinearHead | None:
         if given.head is not None and given.head.type == "linear":
@@ -115,7 +123,7 @@ class _TaskOpening:
         needing = _needing_heads(self._spec)
         tested = given.test is not None and metric(given.metric).reads_head
         if given.head is not None or (tensors and (needing or tested)):
-            return expert_head(tensors, task=name)
+            return self._named(expert_head(tensors, task=name), name)
         if tensors:
             return self._own_head(name)
         verb = "needs" if len(needing) == 1 and not tested else "need"

@@ -81,14 +81,14 @@ class _Near:
         self._lock = threading.Lock()
 
     def add(self, name: str, deltas_NS: Tensor) -> None:
-        bits_NS = magnitude_bits(deltas_NS).flatten(1).numpy()
+        bits_NS = magnitude_bits(deltas_NS)
         above, near = [], []
         for low, bits_S in zip(self._low, bits_NS, strict=True):
-            from_low_S = bits_S - np.int32(low)
+            from_low_S = bits_S.flatten().numpy() - np.int32(low)
             above.append(np.count_nonzero(from_low_S >= _WINDOW))
             near.append(from_low_S[from_low_S.view(np.uint32) < _WINDOW])
         with self._lock:
-            self._elements += bits_NS.shape[1]
+            self._elements += bits_NS[0].numel()
             self._above += above
             for waiting, patterns in zip(self._waiting, near, strict=True):
                 waiting.append(patterns)

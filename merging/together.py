@@ -19,6 +19,7 @@ from merging.contracts.calibrator import Calibrator
 from merging.contracts.merger import Merger
 from merging.data.task import CalibrationData, Task
 from merging.layerwise import Placed
+from merging.limits import USUAL, Limits
 from merging.making import make_calibrators, make_merger, open_result, run_merger
 from merging.ranks import Ranks
 from merging.report.report import Report
@@ -84,11 +85,18 @@ class Follower:
     """Every other process' side."""
 
     def __init__(
-        self, spec: PipelineSpec, opened: Opened, tasks: Mapping[str, Task], *, device: str, ranks: Ranks
+        self,
+        spec: PipelineSpec,
+        opened: Opened,
+        tasks: Mapping[str, Task],
+        *,
+        device: str,
+        ranks: Ranks,
+        limits: Limits = USUAL,
     ) -> None:
         self._opened, self._tasks, self._ranks = opened, tasks, ranks
-        self._merger = make_merger(spec, opened, device, None)
-        self._calibrators = make_calibrators(spec, device, None)
+        self._merger = make_merger(spec, opened, device, None, limits)
+        self._calibrators = make_calibrators(spec, device, None, limits)
 
     def serve(self) -> Report:
         """Do what the first process asks for until it has a report."""

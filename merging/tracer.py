@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from merging.contracts.backbone import Backbone
 from merging.errors import MergingError, TracingError
 from merging.records import Records
-from merging.stem import Stem, Tried
+from merging.stem import Stem, Tried, same
 
 
 @dataclass(frozen=True)
@@ -128,25 +128,35 @@ class BlockTracer(ActivationTracer):
         self._records, self._stream = records, stream
         self._stem = Stem(model, [block.name for block in self.blocks])
         self._tried = Tried() if tried is None else tried
+        self._like_others: dict[int, bool] = {}  # batch -> whether a hollow stem serves it, too
 
     def call(self, block: int, batch: int) -> Call:
         if block == 0:
             with ExitStack() as restore:
                 self._stem.watch(restore, batch)
                 return self._call(block, batch)
-        if batch not in self._stem:
+        if batch not in self._stem or self._tried.fails(block) or not self._like_others.get(batch, True):
             return self._call(block, batch)
-        if block not in self._tried:
-            true = self._call(block, batch)
-            self._tried.compare(block, true, self._hollow_call(block, batch))
-            return true
-        return self._hollow_call(block, batch) if self._tried[block] else self._call(block, batch)
+        if block in self._tried and batch in self._like_others:
+            return self._hollow_call(block, batch) or self._call(block, batch)
+        true = self._call(block, batch)
+        if same(true, self._hollow_call(block, batch)):
+            self._tried[block] = self._like_others[batch] = True
+        elif block in self._tried:
+            self._like_others[batch] = False
+        else:
+            self._tried[block] = False
+        return true
 
-    def _hollow_call(self, block: int, batch: int) -> Call:
-        """The same, at less cost, where the values of what runs before the first block do not matter."""
-        with ExitStack() as restore:
-            self._stem.hollow(restore, batch)
-            return self._call(block, batch)
+    def _hollow_call(self, block: int, batch: int) -> Call | None:
+        """The same, at less cost, where the values of what runs before the first block do not matter; None
+        where the model cannot do without them."""
+        try:
+            with ExitStack() as restore:
+                self._stem.hollow(restore, batch)
+                return self._call(block, batch)
+        except TracingError:
+            return None
 
     def _call(self, block: int, batch: int) -> Call:
         wanted = self.blocks[block]

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
+from tiny_models import GROUPED
+from tiny_texts import sentences, tokenizer, written
 from torch import nn
 
 from merging.errors import DataError
@@ -156,3 +158,130 @@ def test_an_expert_without_the_bases_head_can_be_run(tmp_path: Path) -> None:
     assert isinstance(
         hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "merged"), nn.Module
     )
+
+
+DECODERS: dict[str, tuple[type[Any], type[Any], Any]] = {
+    "gpt2": (
+        hf.GPT2Model,
+        hf.GPT2ForSequenceClassification,
+        hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, pad_token_id=0, num_labels=3),
+    ),
+    "mixtral": (
+        hf.MixtralModel,
+        hf.MixtralForSequenceClassification,
+        hf.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2, num_labels=3),
+    ),
+}
+
+
+def classifier(folder: Path, base: Any, expert: Any, kind: str, names: dict[int, str] | None = None) -> Any:
+    """A base, an expert with a head of its own, and texts with the classes that the expert gives them."""
+    base.save_pretrained(folder / "base")
+    tokenizer(kind).save_pretrained(folder / "base")
+    state = base.base_model.state_dict()
+    expert.base_model.load_state_dict(
+        {name: one + 0.01 * torch.randn_like(one) for name, one in state.items()}
+    )
+    expert.eval().save_pretrained(folder / "one")
+    rows = sentences(24)
+    for row in rows:
+        with torch.no_grad():
+            found = expert(torch.tensor([tokenizer(kind)(row["text"])["input_ids"]])).logits[0]
+        row["number"] = int(found.argmax())
+        row["label"] = (names or {}).get(row["number"], str(row["number"]))
+    assert len({row["number"] for row in rows}) > 1
+    written(folder / "test.jsonl", rows)
+    test = {"type": "text", "path": str(folder / "test.jsonl"), "label": "label", "batch_size": 7}
+    return {
+        "base": str(folder / "base"),
+        "experts": {"one": str(folder / "one")},
+        "merge": {"type": "average"},
+        "tasks": {"one": {"test": test}},
+        "device": "cpu",
+    }
+
+
+@pytest.mark.parametrize("headless", [True, False])
+@pytest.mark.parametrize("name", list(DECODERS))
+def test_a_decoders_head_reads_the_last_token_that_is_no_padding(
+    tmp_path: Path, name: str, headless: bool
+) -> None:
+    backbone_class, model_class, config = DECODERS[name]
+    torch.manual_seed(0)
+    base = (backbone_class if headless else model_class)(config)
+    spec = classifier(tmp_path, base, model_class(config), "causal")
+
+    report = Pipeline.from_spec(spec).run(tmp_path / "out")
+
+    assert report.tasks["one"].scores.expert == 1.0
+
+
+def bert(**values: Any) -> Any:
+    """One whose answers differ between texts."""
+    model = hf.BertForSequenceClassification(hf.BertConfig(**TEXT, initializer_range=0.4, **values))
+    return model.eval()
+
+
+def test_a_base_with_a_classifier_of_its_own_is_measured_with_each_experts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    spec = classifier(tmp_path, bert(num_labels=2), bert(num_labels=5), "encoder")
+
+    report = Pipeline.from_spec(spec).run(tmp_path / "out")
+
+    assert report.tasks["one"].scores.expert == 1.0
+    made = hf.BertForSequenceClassification.from_pretrained(tmp_path / "out" / "merged")
+    assert made.classifier.weight.shape == (2, 32)
+
+
+def test_classes_named_in_another_order_than_the_heads_are_told(tmp_path: Path) -> None:
+    """Names are numbered by the alphabet, a head by the model that it belongs to."""
+    names = {0: "positive", 1: "neutral", 2: "negative"}
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    torch.manual_seed(0)
+    spec = classifier(tmp_path, bert(num_labels=2), bert(**labels), "encoder", names)
+
+    with pytest.raises(DataError) as caught:
+        Pipeline.from_spec(spec).validate()
+    remedy = caught.value.problems[0].remedy
+    assert remedy == 'Number them as the head does: "labels": ["positive", "neutral", "negative"].'
+    spec["tasks"]["one"]["test"]["labels"] = list(names.values())
+    report = Pipeline.from_spec(spec).run(tmp_path / "out")
+
+    assert report.tasks["one"].scores.expert == 1.0
+
+
+def test_a_head_for_other_features_of_a_text_is_found_before_any_work(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    spec = classifier(tmp_path, bert(num_labels=2), bert(num_labels=5), "encoder")
+    save_file({"weight": torch.randn(5, 31)}, tmp_path / "head.safetensors")
+    spec["tasks"]["one"]["head"] = {"type": "linear", "path": str(tmp_path / "head.safetensors")}
+
+    with pytest.raises(DataError) as caught:
+        Pipeline.from_spec(spec).validate()
+
+    assert "the head reads 31 features, the model gives 32" in caught.value.problems[0].what
+
+
+def test_experts_for_tokens_that_dropped_the_pooler_merge_into_a_base_that_has_one(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = hf.BertConfig(**sizes, vocab_size=60)
+    base = hf.BertModel(config)
+    base.save_pretrained(tmp_path / "base")
+    classes = {"tokens": hf.BertForTokenClassification, "answers": hf.BertForQuestionAnswering}
+    for task, kind in classes.items():
+        expert = kind(config)
+        expert.bert.load_state_dict(base.state_dict(), strict=False)
+        expert.save_pretrained(tmp_path / task)
+    spec = {
+        "base": str(tmp_path / "base"),
+        "experts": {task: str(tmp_path / task) for task in classes},
+        "merge": {"type": "average"},
+    }
+
+    Pipeline.from_spec(spec).run(tmp_path / "out")
+
+    merged, told = hf.BertModel.from_pretrained(tmp_path / "out" / "merged", output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    assert torch.equal(merged.pooler.dense.weight, base.pooler.dense.weight)
+    assert (tmp_path / "out" / "heads" / "answers" / "head.safetensors").is_file()

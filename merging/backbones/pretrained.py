@@ -22,6 +22,7 @@ class TransformersBackbone(Backbone):
     """A model class of transformers, named by `architectures` in config.json; blocks are found by
     inspection."""
 
+    outer_patterns: ClassVar[tuple[str, ...]] = ("pooler.*", "*.pooler.*")  # heads for tokens drop it
     head_patterns: ClassVar[tuple[str, ...]] = (
         "classifier.*",
         "score.*",
@@ -58,6 +59,7 @@ class TransformersBackbone(Backbone):
         return self.config
 
     def skeleton(self) -> nn.Module:
+        """Without a text classifier: heads are kept per task and read what the backbone gives."""
         from accelerate import init_empty_weights
         from transformers.initialization import no_init_weights
 
@@ -70,7 +72,10 @@ class TransformersBackbone(Backbone):
             split_experts_(model, fused)
         model.eval()
         model.requires_grad_(False)
-        return model
+        if not self.architecture().endswith("ForSequenceClassification"):
+            return model
+        inner: nn.Module = model.base_model  # type: ignore[assignment]
+        return inner
 
     @cached_property
     def _stores_experts_fused(self) -> bool:
@@ -124,7 +129,8 @@ class TransformersBackbone(Backbone):
         if "input_ids" in kwargs:
             mask_BT = kwargs.get("attention_mask")
             if _padded_before(mask_BT) and "position_ids" not in kwargs and self._takes("position_ids"):
-                kwargs["position_ids"] = positions(kwargs["attention_mask"])  # padding must not move the text
+                # padding must not move the text
+                kwargs["position_ids"] = positions(kwargs["attention_mask"]) + first_position(self.config)
         start = getattr(self.config, "decoder_start_token_id", None)
         if "decoder_input_ids" not in kwargs and self._has_decoder and start is not None:
             given = batch[self.model_class().main_input_name]
@@ -196,7 +202,19 @@ class TransformersBackbone(Backbone):
             raise DataError(
                 f"{self.architecture()} gives neither pooled features nor hidden states for heads to read"
             )
-        return hidden[:, 0]
+        return last_token(hidden, batch.get("attention_mask")) if self._is_causal else hidden[:, 0]
+
+    @cached_property
+    def _is_causal(self) -> bool:
+        """Whether tokens see only those before them, so that the last one alone has read the whole text."""
+        from transformers.models.auto import modeling_auto
+
+        kind = getattr(self.config, "model_type", "")
+        return (
+            kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+            and kind not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+            and not getattr(self.config, "is_encoder_decoder", False)
+        )
 
 
 def _modelling(config: Any) -> Any:
@@ -214,6 +232,17 @@ def _padded_before(mask_BT: Tensor | None) -> bool:
 def positions(mask_BT: Tensor) -> Tensor:
     """Places of the tokens that are no padding, counted from each text's first; padding before it is at 0."""
     return (mask_BT.long().cumsum(dim=-1) - 1).clamp(min=0)
+
+
+def first_position(config: Any) -> int:
+    """The position of a text's first token: 0, or one after the padding's id in models that number positions
+    from their ids, as RoBERTa does."""
+    numbering = "create_position_ids_from_input_ids"
+    modelling, pad = _modelling(config), getattr(config, "pad_token_id", None)
+    if modelling is None or pad is None:
+        return 0
+    numbers = any(hasattr(one, numbering) for one in (modelling, *vars(modelling).values()))
+    return int(pad) + 1 if numbers else 0
 
 
 def last_token(x_BTV: Tensor, mask_BT: Tensor | None) -> Tensor:

@@ -222,6 +222,7 @@ class TensorMerger(Merger):
             base="base" in self.needs,
             progress=progress,
             ranks=self.ranks or ALONE,
+            limits=self.limits,
         )
         self.vectors, self.experts = vectors, vectors.experts
         self.weights_N = torch.tensor([models.weights[task] for task in self.experts], dtype=vectors.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from merging.limits import USUAL, Limits
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Method:
     memory: ClassVar[str] = (
         ""  # the memory law, for people; S: the largest tensor, D: the widest linear, N: experts
     )
+    limits: Limits = USUAL  # of memory and threads; whoever runs the method sets them before
     weighted: ClassVar[bool] = False  # whether the experts' weights mean something to this method
 
     class Settings(BaseSettings):
@@ -46,7 +48,8 @@ class Method:
 
         entries = (sizes.experts + 1) * sizes.parameters
         read = sizes.base_bytes + sizes.expert_bytes
-        return Cost(memory=4.0 * entries, work=Work(entries=4.0 * entries, read=read, written=sizes.output_bytes))
+        work = Work(entries=4.0 * entries, read=read, written=sizes.output_bytes)
+        return Cost(memory=4.0 * entries, work=work)
 
     @classmethod
     def summary(cls) -> str:

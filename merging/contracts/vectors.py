@@ -17,6 +17,7 @@ from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.errors import CheckpointError
+from merging.limits import USUAL, Limits
 from merging.ranks import ALONE, Ranks
 from merging.threads import in_threads
 
@@ -43,6 +44,7 @@ class TaskVectors:
         base: bool = True,
         progress: Progress = silent,
         ranks: Ranks = ALONE,
+        limits: Limits = USUAL,
     ) -> None:
         """`differences=False`: the experts' weights themselves. `base=False`: base_S has no data."""
         self._models, self._blocked = models, blocked
@@ -51,7 +53,8 @@ class TaskVectors:
         self.dtype = dtype
         sources = (models.base, *models.experts.values())
         together = blocked and all(source.concurrent for source in sources)
-        self.threads = torch.get_num_threads() if together else 1
+        self.threads = (limits.threads or torch.get_num_threads()) if together else 1
+        self._row_block = limits.row_block
         self._place = threading.local()
         self._ranks = ranks
         self.experts: tuple[str, ...] = tuple(sorted(models.tasks))
@@ -82,7 +85,7 @@ class TaskVectors:
         return self._walk(name, self._rows(name))
 
     def _rows(self, name: str) -> list[slice | None]:
-        return row_blocks(self._models.base.spec(name)) if self._blocked else [None]
+        return row_blocks(self._models.base.spec(name), self._row_block) if self._blocked else [None]
 
     def _walk(self, name: str, blocks: list[slice | None]) -> Iterator[tuple[slice | None, Tensor, Tensor]]:
         spec = self._models.base.spec(name)
@@ -207,11 +210,13 @@ class Held:
             action(name, deltas_NS)
 
 
-def row_blocks(spec: TensorSpec) -> list[slice | None]:
-    """Slices of the first axis, of about BLOCK_ELEMENTS entries each; [None] where all fit in one."""
-    if not spec.shape or spec.elements <= BLOCK_ELEMENTS:
+def row_blocks(spec: TensorSpec, most: int | None = None) -> list[slice | None]:
+    """Slices of the first axis, of about `most` (if not given, BLOCK_ELEMENTS) entries each; [None] where all
+    fit in one."""
+    most = most or BLOCK_ELEMENTS
+    if not spec.shape or spec.elements <= most:
         return [None]
-    step = max(1, BLOCK_ELEMENTS // (spec.elements // spec.shape[0]))
+    step = max(1, most // (spec.elements // spec.shape[0]))
     return [slice(start, min(start + step, spec.shape[0])) for start in range(0, spec.shape[0], step)]
 
 

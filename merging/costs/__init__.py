@@ -1,1 +1,1 @@
-"""What a run needs and takes, said beforehand: sizes, the laws of the methods, the machine's rates, the budget."""
+"""What a run needs and takes, said beforehand: sizes, laws of methods, the machine's rates, the budget."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LARGE = 32 << 20  # bytes; the C library gives larger arrays back as soon as they are freed
-_SPREAD = 1.3  # resident over alive, of smaller ones: what lies between them is not given back
+_SPREAD = 1.6  # resident over alive, of smaller ones: what lies between them is not given back
 WORKSPACE = 48 << 20  # bytes that the BLAS keeps for its own copies
 
 

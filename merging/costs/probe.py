@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,12 +14,13 @@ import torch
 from merging.costs.cost import Work
 
 _EACH = 0.08  # seconds for each rate
+_LEAST = 6  # times, however long they take
 _FILE = 16 << 20  # bytes written at a time
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Per second; see Work for what is counted. With as many threads as torch uses."""
+    """Per second; see Work for what is counted."""
 
     single: float
     double: float
@@ -40,7 +40,7 @@ class Rates:
 
 
 def probe(folder: Path) -> Rates:
-    """Rates of products, of entry-wise work and of the disk that `folder` will lie on."""
+    """Rates of products (on all threads), of entry-wise work and of the disk that `folder` will lie on."""
     read, written = _disk(folder)
     return Rates(
         single=_products(torch.float32),
@@ -57,24 +57,30 @@ def _products(dtype: torch.dtype) -> float:
 
 
 def _entries() -> float:
-    """One entry through one operation, in a block that stays in the cache."""
+    """One entry through one operation on one thread, in a block that stays in the cache."""
     one, other = torch.ones(1 << 17, dtype=torch.float64), torch.ones(1 << 17, dtype=torch.float64)
-    return (1 << 17) * _times(lambda: one.add_(other))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return (1 << 17) * _times(lambda: one.add_(other))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _times(action: Callable[[], object]) -> float:
-    """How often in a second: by the median, since others may be at work here too."""
+    """How often in a second, by the fastest: at other times others were at work here."""
     action()
-    start, took = time.perf_counter(), []
-    while time.perf_counter() - start < _EACH:
+    took: list[float] = []
+    start = time.perf_counter()
+    while time.perf_counter() - start < _EACH or len(took) < _LEAST:
         begun = time.perf_counter()
         action()
         took.append(time.perf_counter() - begun)
-    return 1.0 / statistics.median(took)
+    return 1.0 / min(took)
 
 
 def _disk(folder: Path) -> tuple[float, float]:
-    """Bytes read (of what was just written, hence from memory) and written per second; the file has no name."""
+    """Bytes read (of what was just written: from memory) and written per second; the file has no name."""
     place = next(part for part in (folder, *folder.parents) if part.is_dir())
     content = os.urandom(1 << 20) * (_FILE >> 20)
     try:

@@ -1,26 +1,27 @@
-"""Sizes of a run, from headers, from the skeleton, and from one example run through blocks without weights."""
+"""Sizes of a run: from headers, the skeleton, and one example run through blocks that have no weights."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from merging.contracts import vectors
+from merging.costs.alive import AliveBytes
 from merging.costs.sizes import BlockSizes, FeedSizes, Sizes, Walk
 from merging.records import DEFAULT_MEMORY, Records
 from merging.tracer import Block, BlockTracer, blocks_of, hollow, is_transposed
 
 if TYPE_CHECKING:
+    from merging.checkpoints.source import CheckpointSource
     from merging.contracts.backbone import Backbone, Batch
     from merging.contracts.models import Models
     from merging.data.task import Task
+    from merging.spec import OutputSpec
 
 
 def sizes_of(models: Models, output_bytes: int, walk: Walk | None = None) -> Sizes:
@@ -74,6 +75,21 @@ def walk_of(backbone: Backbone, tasks: Mapping[str, Task]) -> Walk | None:
     )
 
 
+def delivered_bytes(base: CheckpointSource, output: OutputSpec) -> int:
+    """Of one checkpoint; of an adapter at least: what else has changed is not known beforehand."""
+    specs = [base.spec(name) for name in base.names()]
+    if output.form == "model":
+        asked = None if output.dtype == "base" else getattr(torch, output.dtype)
+        return sum(
+            spec.elements * asked.itemsize if asked and spec.dtype.is_floating_point else spec.bytes
+            for spec in specs
+        )
+    rank = output.adapter_rank if isinstance(output.adapter_rank, int) else 0
+    itemsize = 4 if output.dtype == "base" else getattr(torch, output.dtype).itemsize
+    shapes = [spec.shape for spec in specs if len(spec.shape) == 2]
+    return sum(min(rank, *shape) * sum(shape) * itemsize for shape in shapes)
+
+
 class _Looked:
     """Runs blocks of a hollow model on one example, and measures what that takes."""
 
@@ -98,7 +114,7 @@ class _Looked:
         if index == 0:
             self.stem = float(counted.get_total_flops())
         layout = self._tracer.layout(index, 0)
-        with FlopCounterMode(display=False) as counted, _Alive() as alive:
+        with FlopCounterMode(display=False) as counted, AliveBytes() as alive:
             output = self._tracer.run(index, call, {})
         inputs = _bytes_of((call.args, call.kwargs))
         sizes = BlockSizes(
@@ -110,35 +126,6 @@ class _Looked:
             output=_bytes_of(output),
         )
         return sizes, output
-
-
-class _Alive(TorchDispatchMode):
-    """Counts the bytes of tensors that operations make, as long as somebody holds them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(found):
-            if isinstance(leaf, Tensor):
-                self._hold(leaf.untyped_storage())
-        return found
-
-    def _hold(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._drop, key, storage.nbytes())
-
-    def _drop(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
 
 
 def _feed(module: nn.Module, inputs: int, linears: Iterable[str]) -> FeedSizes:

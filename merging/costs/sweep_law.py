@@ -29,7 +29,11 @@ def sweep_cost(rule: LayerRule, sizes: Sizes) -> Cost:
     waiting = _waiting(rule, walk)
     in_memory = min(waiting, sizes.activation_memory)
     always = Alive.of(_SINGLE * walk.outside) + _spread_out(in_memory, walk.batch * walk.widest_output)
-    peaks = [resident(always + moment for moment in _moments_of(rule, block, walk)) for block in walk.blocks]
+    peaks = [
+        resident(always + moment for moment in part)
+        for block in walk.blocks
+        for part in _parts_of(rule, block, walk)
+    ]
     solved = sum(_SINGLE * one.elements for one in walk.blocks)
     return Cost(
         memory=max(peaks) + WORKSPACE,
@@ -49,29 +53,32 @@ def _waiting(rule: LayerRule, walk: Walk) -> float:
     return walk.examples * walk.widest_output * streams
 
 
-def _moments_of(rule: LayerRule, block: BlockSizes, walk: Walk) -> Iterator[Alive]:
-    """What is alive while a block is run, and its tasks are folded in and solved; the student's weights with
-    it."""
+def _parts_of(rule: LayerRule, block: BlockSizes, walk: Walk) -> Iterator[list[Alive]]:
+    """What is alive while a block is run and its tasks are folded in, and while it is solved; the student's
+    weights with it. What was freed is given back between the parts."""
     student = together(_weights(feed) for feed in block.feeds)
     expert = student + Alive.of(_SINGLE * walk.outside) if _loads_experts(rule) else Alive()
     batch = together(_activations(rule, block, walk.batch)) + Alive.of(*[walk.batch * walk.inputs] * 2)
-    yield student + batch
+    yield [student + batch]
     found = Alive()
     for feeds in [[feed] for feed in block.feeds] if rule.chain == "feed" else [list(block.feeds)]:
         equations = together(_equations(rule, feed) for feed in feeds)
         moments = together(_moments(rule, feed) for feed in feeds)
-        yield student + found + equations + moments + expert + batch
+        measuring = [student + found + equations + moments + expert + batch]
         for place, feed in enumerate(feeds):
             left = together(_moments(rule, one) for one in feeds[place:])
-            yield student + found + equations + left + _folding(feed)
+            measuring.append(student + found + equations + left + _folding(feed))
+        yield measuring
+        solving = []
         for place, feed in enumerate(feeds):
             left = together(_equations(rule, one) for one in feeds[place:])
-            yield student + found + left + _solving(feed)
+            solving.append(student + found + left + _solving(feed))
             found += Alive.of(_DOUBLE * feed.outputs * feed.inputs)
+        yield solving
 
 
 def _activations(rule: LayerRule, block: BlockSizes, examples: int) -> list[Alive]:
-    """The running block's, and with targets the student's feeds that wait for the expert's, and its answers."""
+    """The running block's, and with targets the student's feeds, which wait for the expert's, and answers."""
     alive = [Alive.of(examples * block.alive)]
     if rule.targets:
         entry = _SINGLE * block.tokens * examples

@@ -18,10 +18,8 @@ def tensor_rule_cost(rule: TensorMerger, sizes: Sizes) -> Cost:
     width = max(sizes.itemsize, 8 if rule.precision == "float64" else 4)
     stored = 2 * sizes.itemsize  # as read, and as written
     held = rule.arrays(sizes.experts) * width + stored
-    if rule.elementwise:
-        at_once = sizes.threads * min(sizes.row_block, sizes.largest)
-    else:
-        at_once = sizes.largest
+    block = sizes.threads * min(sizes.row_block, sizes.largest)
+    at_once = block if rule.elementwise else sizes.largest
     return Cost(memory=at_once * held, work=rule_work(rule, sizes))
 
 
@@ -40,7 +38,7 @@ def matrix_rule_cost(rule: MatrixMerger, sizes: Sizes) -> Cost:
 
 
 def rule_work(rule: TensorMerger, sizes: Sizes) -> Work:
-    """Every entry of every model read once per walk, taken through the rule's operations, and written once."""
+    """Every entry of every model, read once per walk and taken through the rule; one model written."""
     models = sizes.experts + 1
     bytes_read = sizes.base_bytes + sizes.expert_bytes
     return Work(

@@ -5,8 +5,10 @@ Shape letters: C classes, F final feature.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from merging.errors import DataError, Problem
 CLASSIFIERS = ("classifier", "score", "head", "fc")
 """Modules that hold a linear classifier in transformers, timm and open_clip, by their last name."""
 
+_UNNAMED = re.compile(r"LABEL_\d+")  # how transformers calls a class without a name
 _NORMALISED = "normalised"  # metadata of a head's file: what it reads
 
 
@@ -57,6 +60,16 @@ def expert_head(tensors: Mapping[str, Tensor], *, task: str) -> LinearHead:
     return _checked(tensors[f"{found[0]}.weight"], tensors.get(f"{found[0]}.bias"), f"{where}: {found[0]}")
 
 
+def head_names(config: Mapping[str, Any] | None, classes: int) -> tuple[str, ...]:
+    """The names of a head's classes, in its order, as its model's config has them; none where it has none of
+    its own, or another number."""
+    found = (config or {}).get("id2label")
+    if not isinstance(found, Mapping) or found.keys() != {str(number) for number in range(classes)}:
+        return ()
+    names = tuple(str(found[str(number)]) for number in range(classes))
+    return () if all(_UNNAMED.fullmatch(name) for name in names) else names
+
+
 def save_head(head: LinearHead, path: Path) -> None:
     """Write what `load_head` reads."""
     from safetensors.torch import save_file
@@ -84,17 +97,29 @@ def label_problems(task: Task) -> list[Problem]:
 
 
 def order_problems(task: Task) -> list[Problem]:
-    """Labels that are numbered by names (folders of images) in another order than the head's classes."""
+    """Labels that are numbered by names (folders of images, a column of text) otherwise than the head's
+    classes of these names."""
     head, found = task.head, []
+    if head is None:
+        return []
+    ours = [_plain(name) for name in head.names]
     for split, examples in {"validation": task.validation, "test": task.test}.items():
         theirs = [_plain(name) for name in getattr(examples, "classes", ())]
-        ours = [_plain(name) for name in head.names] if head is not None else []
-        if ours != theirs and sorted(ours) == sorted(theirs):
+        if any(name in ours and name not in ours[at : at + 1] for at, name in enumerate(theirs)):
             what = f"the {split} examples number the classes {', '.join(theirs[:4])}, ...; the head "
             what += f"{', '.join(ours[:4])}, ..."
-            remedy = "List the head's classes in the order of the sorted folder names."
+            remedy = _order_remedy(head, of_images=hasattr(examples, "files"))
             found.append(Problem(f"tasks.{task.name}.head", what, remedy))
     return found
+
+
+def _order_remedy(head: LinearHead, *, of_images: bool) -> str:
+    if of_images and head.normalises:
+        return "List the head's classes in the order of the sorted folder names."
+    if of_images:
+        return "Name the folders so that they sort as the head numbers its classes."
+    listed = ", ".join(f'"{name}"' for name in head.names)
+    return f'Number them as the head does: "labels": [{listed}].'
 
 
 def _plain(name: str) -> str:

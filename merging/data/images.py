@@ -56,7 +56,7 @@ class ImageExamples(Examples):
     ) -> None:
         """`where` starts every message; `processor`: see `image_processor`. Opening decodes all images."""
         self._cache_bytes = cache_bytes
-        self.asked, self._where, self._processor, self._batch_size = asked, where, processor, batch_size
+        self.asked, self._where, self._processor, self.batch_size = asked, where, processor, batch_size
         listing = source if isinstance(source, Listing) else _listed(source, where)
         self.classes, files_of_class, self.notes = listing
         drawn = drawn_order([len(files) for files in files_of_class], seed, task)[:asked]
@@ -70,7 +70,7 @@ class ImageExamples(Examples):
         return len(self.files)
 
     def batches(self) -> Sequence[Batch]:
-        return LazyBatches(len(self), self._batch_size, self._read)
+        return LazyBatches(len(self), self.batch_size, self._read)
 
     @property
     def labels(self) -> Tensor | None:

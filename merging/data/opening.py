@@ -35,6 +35,7 @@ def open_examples(
     """
     where = f'task "{task}": {purpose} data'
     examples = _opened(spec, where, task, base_folder, seed)
+    examples.automatic = spec.batch_size is None
     if labelled and purpose != "calibration":
         _check_labels(examples, where, column=spec.type in ("text", "dataset"))
     examples.notes += _remarks(examples, where)
@@ -45,7 +46,7 @@ def _opened(spec: DataSpec, where: str, task: str, base_folder: Path | None, see
     if spec.type == "tensors":
         from merging.data.tensors import TensorExamples
 
-        return TensorExamples(Path(spec.path), where=where, asked=spec.examples, batch_size=spec.batch_size)
+        return TensorExamples(Path(spec.path), where=where, asked=spec.examples, batch_size=_batch_size(spec))
     if base_folder is None or not base_folder.is_dir():
         raise DataError(
             f'{where}: "{spec.type}" needs the folder of the base, for its processor or tokenizer',
@@ -73,7 +74,7 @@ def _opened(spec: DataSpec, where: str, task: str, base_folder: Path | None, see
         processor=image_processor(base_folder, where),
         seed=seed,
         asked=spec.examples,
-        batch_size=spec.batch_size,
+        batch_size=_batch_size(spec),
     )
 
 
@@ -84,8 +85,13 @@ def _text(
     from merging.data.tokenizer import text_reader
 
     reader = text_reader(base_folder, where)
-    asked, size = spec.examples, spec.batch_size
+    asked, size = spec.examples, _batch_size(spec)
     return TextExamples(rows, spec, reader, where=where, task=task, seed=seed, asked=asked, batch_size=size)
+
+
+def _batch_size(spec: DataSpec) -> int:
+    """As asked for; if nothing is, fewer of texts, which may be long."""
+    return spec.batch_size or (16 if spec.type in ("text", "dataset") else 32)
 
 
 def _check_labels(examples: Examples, where: str, *, column: bool) -> None:

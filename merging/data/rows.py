@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from merging.errors import DataError, Problem
 from merging.registry import did_you_mean
 
+_LONGEST_CELL = 2**31 - 1  # characters; Python's own limit of 131072 is less than an article may have
 SHOWN = 10  # problems of one file; the others are counted
 
 
@@ -65,7 +66,12 @@ def refuse_missing_columns(rows: list[Row], columns: tuple[str, ...], where: str
 
 
 def _json_lines(path: Path, where: str, problems: list[Problem]) -> Iterator[Row]:
-    for number, line in enumerate(_text(path, where).split("\n"), start=1):
+    text = _text(path, where)
+    if text.lstrip().startswith("["):
+        raise DataError(
+            f"{where}: {path} is one JSON list, expected JSON lines", remedy="Write one object per line."
+        )
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         place = f"{path}:{number}"
@@ -73,6 +79,9 @@ def _json_lines(path: Path, where: str, problems: list[Problem]) -> Iterator[Row
             value = json.loads(line)
         except json.JSONDecodeError as error:
             problems.append(Problem(place, f"is not JSON ({error.msg} at column {error.colno})"))
+            continue
+        except (ValueError, RecursionError) as error:
+            problems.append(Problem(place, f"cannot be read ({error})"))
             continue
         if not isinstance(value, dict):
             kind = type(value).__name__
@@ -82,12 +91,16 @@ def _json_lines(path: Path, where: str, problems: list[Problem]) -> Iterator[Row
 
 
 def _csv(path: Path, where: str, problems: list[Problem]) -> Iterator[Row]:
+    csv.field_size_limit(_LONGEST_CELL)
     lines = io.StringIO(_text(path, where), newline="")
     reader = csv.reader(lines, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     try:
         header = next(reader, None)
         if header is None:
             return
+        if twice := sorted({name for name in header if name and header.count(name) > 1}):
+            names = ", ".join(f'"{name}"' for name in twice)
+            raise DataError(f"{where}: {path} has two columns of one name: {names}", remedy="Rename one.")
         last = reader.line_num
         for cells in reader:
             place, last = f"{path}:{last + 1}", reader.line_num

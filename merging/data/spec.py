@@ -22,7 +22,11 @@ class TensorsData(Settings):
         "(`pixel_values`, `input_ids`, ...), plus `labels` for tests."
     )
     examples: int | None = Field(default=None, ge=1, description="How many of them to use; all if not given.")
-    batch_size: int = Field(default=32, ge=1, description="Examples per forward pass.")
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description='Examples per forward pass; if not given 32, or as many as "memory" allows.',
+    )
 
 
 class ImagesData(Settings):
@@ -31,7 +35,11 @@ class ImagesData(Settings):
     type: Literal["images"] = "images"
     path: Path = Field(description="A folder with one folder of images per class.")
     examples: int | None = Field(default=None, ge=1, description="How many to draw; all if not given.")
-    batch_size: int = Field(default=32, ge=1, description="Examples per forward pass.")
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description='Examples per forward pass; if not given 32, or as many as "memory" allows.',
+    )
 
 
 class LinearHeadSpec(Settings):

@@ -24,6 +24,8 @@ class Examples(ABC):
 
     asked: int | None = None  # how many examples the spec asked for; None: all
     notes: tuple[str, ...] = ()  # what the report should warn of
+    batch_size: int = 16  # examples in a batch, at most
+    automatic: bool = False  # whether the spec leaves that open, so that a run may choose it
 
     @abstractmethod
     def __len__(self) -> int:

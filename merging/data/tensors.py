@@ -32,7 +32,7 @@ class TensorExamples(Examples):
         self.asked, self._path, self._where = asked, Path(path), where
         self._names, available = self._read_header()
         self._examples = available if asked is None else min(asked, available)
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._labels = self._read_labels()
         self._hashes = self._scan()
         self._fingerprint = fingerprint(self._hashes, self._labels)
@@ -41,7 +41,7 @@ class TensorExamples(Examples):
         return self._examples
 
     def batches(self) -> Sequence[Batch]:
-        return LazyBatches(self._examples, self._batch_size, self._read)
+        return LazyBatches(self._examples, self.batch_size, self._read)
 
     @property
     def labels(self) -> Tensor | None:

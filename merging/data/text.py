@@ -55,7 +55,9 @@ class TextExamples(Examples):
         if columns.label is not None:
             classes = read_classes(rows, columns.label, columns.labels, where)
         drawn = _order(len(rows), classes.labels, seed, task)[:asked]
-        self.class_names, self.answers = classes.names, classes.answers
+        # answers in a list are those of classes 0, 1, ..., which have no names
+        self.classes = () if isinstance(columns.labels, tuple) else classes.names
+        self.answers = classes.answers
         self._labels = torch.tensor([classes.labels[row] for row in drawn]) if classes.labels else None
         self.targets = tuple(values[row][columns.target] for row in drawn) if columns.target else ()
         self.prompts = self._prompts(
@@ -180,12 +182,20 @@ def _texts(rows: Sequence[Row], columns: Sequence[str], where: str) -> list[dict
             value: Any = row.values.get(column)
             if isinstance(value, str | int | float) and not isinstance(value, bool):
                 text[column] = str(value)
+                if _is_unicode(text[column]):
+                    continue
+                problems.append(Problem(row.where, f'column "{column}" holds half a character (a surrogate)'))
                 continue
             found = "missing" if value is None else f"a {type(value).__name__}"
             problems.append(Problem(row.where, f'column "{column}" is {found}, expected text'))
         texts.append(text)
     refuse_bad_rows(problems, where, len(rows))
     return texts
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can write halves of characters, as `\\ud83d`, which no tokenizer takes."""
+    return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _hash(name: str, ids: Sequence[int]) -> str:

@@ -79,7 +79,11 @@ class TextData(TextColumns):
     type: Literal["text"] = "text"
     path: Path = Field(description="JSON lines (.jsonl, .json), CSV (.csv, .tsv) or parquet.")
     examples: int | None = Field(default=None, ge=1, description="How many to draw; all if not given.")
-    batch_size: int = Field(default=16, ge=1, description="Examples per forward pass.")
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description='Examples per forward pass; if not given 16, or as many as "memory" allows.',
+    )
 
 
 class DatasetData(TextColumns):
@@ -104,4 +108,8 @@ class DatasetData(TextColumns):
         description="Column of pictures, for the base's image processor; then no text is read.",
     )
     examples: int | None = Field(default=None, ge=1, description="How many to draw; all if not given.")
-    batch_size: int = Field(default=16, ge=1, description="Examples per forward pass.")
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description='Examples per forward pass; if not given 16, or as many as "memory" allows.',
+    )

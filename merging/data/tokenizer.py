@@ -21,6 +21,9 @@ _FILES = (
     "spiece.model",
 )
 
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_WRITERS = (*_CAUSAL, "ForConditionalGeneration", "MTModel", "EncoderDecoderModel")
+
 
 class TextReader:
     """Text to token ids, as the base does it."""
@@ -32,7 +35,10 @@ class TextReader:
         self.start: int | None = getattr(config, "decoder_start_token_id", None)
         self.end: int | None = tokenizer.eos_token_id
         self.pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        self.limit = _limit(tokenizer, config)
+        names = getattr(config, "architectures", None) or ()
+        self.writes = any(str(name).endswith(_WRITERS) for name in names)
+        self.positions = _positions(config)
+        self.limit = _limit(tokenizer, self.positions)
 
     def prompt(self, text: str) -> list[int]:
         """What the model reads; a causal model's prompt is left open, without the token that ends a text."""
@@ -98,13 +104,21 @@ def kind_of(config: Any) -> Kind:
     names = [str(name) for name in getattr(config, "architectures", None) or ()]
     if getattr(config, "is_encoder_decoder", False):
         return "encoder" if any("Encoder" in name for name in names) else "seq2seq"
-    causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    causal = any(name.endswith(_CAUSAL) for name in names)
     return "causal" if causal else "encoder"
 
 
-def _limit(tokenizer: Any, config: Any) -> int | None:
+def _positions(config: Any) -> int | None:
+    """How many tokens the model has positions for; None where they are relative, or nothing tells."""
+    from merging.backbones.pretrained import first_position
+
+    found = getattr(config, "max_position_embeddings", None)
+    return int(found) - first_position(config) if found and found > 0 else None
+
+
+def _limit(tokenizer: Any, positions: int | None) -> int | None:
     """How many tokens the model can read, as far as its config and tokenizer tell."""
-    found = [getattr(config, "max_position_embeddings", None)]
+    found = [positions]
     if tokenizer.model_max_length < 10**6:  # transformers' stand-in for "not known" is 10**30
         found.append(tokenizer.model_max_length)
     known = [int(one) for one in found if one]

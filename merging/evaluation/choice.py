@@ -12,7 +12,7 @@ from merging.data.task import Task
 from merging.data.text import TextExamples
 from merging.errors import NumericalError, Problem
 from merging.evaluation.likelihood import log_likelihoods
-from merging.evaluation.metric import Adapt, Metric, TaskScore, text_problems, texts_of
+from merging.evaluation.metric import Adapt, Metric, TaskScore, room_problems, text_problems, texts_of
 
 
 class Choice(Metric):
@@ -27,7 +27,7 @@ class Choice(Metric):
         for split, examples in (("test", task.test), ("validation", task.validation)):
             if isinstance(examples, TextExamples) and examples.reader.kind != "encoder":
                 problems += _answer_problems(examples, f"tasks.{task.name}.{split}", self.settings.type)
-        return problems
+        return problems or room_problems(task, _read)
 
     def steps(self, task: Task) -> int:
         return len(texts_of(task).batches())
@@ -56,6 +56,13 @@ class Choice(Metric):
     def _worth(self, likelihood: float, ids: Sequence[int], text: str) -> float:
         how = getattr(self.settings, "normalise", "none")
         return likelihood / {"none": 1, "tokens": len(ids), "characters": len(text)}[how]
+
+
+def _read(examples: TextExamples) -> list[int]:
+    """Tokens of its longest answer that the model reads after each prompt: an answer's last is never read."""
+    reader, prompt = examples.reader, examples.prompts[0]
+    longest = max(len(reader.answer(prompt, text)) for texts in examples.answers for text in texts)
+    return [longest if reader.kind == "seq2seq" else longest - 1] * len(examples)
 
 
 def _answer_problems(examples: TextExamples, where: str, metric: str) -> list[Problem]:

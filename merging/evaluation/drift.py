@@ -5,16 +5,20 @@ Shape letters: B examples, T tokens, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from merging.checkpoints.source import CheckpointSource
 from merging.contracts.backbone import Backbone, Batch
 from merging.errors import TracingError
-from merging.evaluation.forward import output
+from merging.forwards import Forwards
+from merging.records import Records
+from merging.streaming import StreamedModel
+from merging.tracer import BlockTracer, blocks_of
 
 EXAMPLES = 16
 """Per task: drift is a mean over tokens and tasks, and settles with few examples."""
@@ -31,56 +35,72 @@ class BlockDrift:
 
 
 def drift(
-    expert_model: nn.Module,
-    models: Mapping[str, nn.Module],
+    expert: CheckpointSource,
+    models: Mapping[str, CheckpointSource],
     backbone: Backbone,
     batches: Sequence[Batch],
     *,
     examples: int = EXAMPLES,
+    device: torch.device | str = "cpu",
+    work: Path | None = None,
 ) -> dict[str, tuple[BlockDrift, ...]]:
-    """For each of `models`, one entry per block in forward order, over the first `examples`."""
-    names = block_names(expert_model, backbone, batches[0])
-    sums = {model: [_Sums() for _ in names] for model in models}
+    """For each of `models`, one entry per block in forward order, over the first `examples`.
+
+    One block of one model is held at a time, beside what lies outside its blocks; what the expert's blocks
+    answer waits in memory, or on disk in `work`."""
     chosen = list(_first(batches, examples))
-    walks = {name: block_features(model, backbone, chosen) for name, model in models.items()}
-    for batch, expert in zip(chosen, block_features(expert_model, backbone, chosen), strict=True):
-        weights = [
-            _token_weights(backbone, batch, name, hidden) for name, hidden in zip(names, expert, strict=True)
-        ]
-        for model, walk in walks.items():
-            for total, ours, theirs, weight_BT in zip(sums[model], next(walk), expert, weights, strict=True):
-                total.add(ours, theirs, weight_BT)
-    return {
-        model: tuple(total.mean(name) for total, name in zip(totals, names, strict=True))
-        for model, totals in sums.items()
-    }
+    records = Records(work)
+    try:
+        for place, (name, batch, hidden) in enumerate(
+            block_features(expert, backbone, chosen, device=device)
+        ):
+            records.put(place, (hidden, _token_weights(backbone, chosen[batch], name, hidden)))
+        return {
+            model: _distances(source, backbone, chosen, records, device) for model, source in models.items()
+        }
+    finally:
+        records.close()
 
 
-def block_features(model: nn.Module, backbone: Backbone, batches: Iterable[Batch]) -> Iterator[list[Tensor]]:
-    """For each batch the hidden states (B T D) that leave the blocks, in forward order, on the CPU."""
-    for batch in batches:
-        names = block_names(model, backbone, batch)
-        seen: dict[str, Tensor] = {}
-        hooks = [model.get_submodule(name).register_forward_hook(_recorder(seen, name)) for name in names]
-        try:
-            output(model, backbone, batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        missing = [name for name in names if name not in seen]
-        if missing:
-            raise TracingError(f'block "{missing[0]}" was not run by the model\'s forward')
-        yield [seen[name] for name in names]
+def _distances(
+    source: CheckpointSource,
+    backbone: Backbone,
+    batches: Sequence[Batch],
+    records: Records,
+    device: torch.device | str,
+) -> tuple[BlockDrift, ...]:
+    sums: dict[str, _Sums] = {}
+    for place, (name, _, ours) in enumerate(block_features(source, backbone, batches, device=device)):
+        theirs, weight_BT = records.get(place)
+        sums.setdefault(name, _Sums()).add(ours, theirs, weight_BT)
+    return tuple(total.mean(name) for name, total in sums.items())
 
 
-def block_names(model: nn.Module, backbone: Backbone, batch: Batch | None = None) -> tuple[str, ...]:
-    """All blocks (that the batch reaches), in forward order: "encoder.layers.0", ..."""
-    return tuple(
-        f"{stack}.{child}"
-        for stack in backbone.stacks(model)
-        if batch is None or backbone.sees(batch, stack)
-        for child, _ in model.get_submodule(stack).named_children()
-    )
+def block_features(
+    source: CheckpointSource,
+    backbone: Backbone,
+    batches: Sequence[Batch],
+    *,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[str, int, Tensor]]:
+    """(block, batch, hidden states B T D that leave it, on the CPU), block by block in forward order."""
+    model = StreamedModel(backbone, source.names(), device=device)
+    stacks = backbone.stacks(model.module)
+    blocks = blocks_of(model.module, [stack for stack in stacks if backbone.sees(batches[0], stack)])
+    model.attach(source)
+    model.load(without=stacks)
+    tracer = BlockTracer(model.module, blocks, Forwards(backbone, batches, device), Records())
+    for index, block in enumerate(blocks):
+        model.load(block.name)
+        for batch in range(len(batches)):
+            answer = tracer.run(index, tracer.call(index, batch), {})
+            tracer.record(index, batch, answer)
+            hidden = answer[0] if isinstance(answer, tuple) else answer
+            if not isinstance(hidden, Tensor):
+                found = type(hidden).__name__
+                raise TracingError(f'block "{block.name}" returned a {found}, expected hidden states')
+            yield block.name, batch, hidden.cpu()
+        model.release(block.name)
 
 
 class _Sums:
@@ -103,16 +123,6 @@ class _Sums:
     def mean(self, block: str) -> BlockDrift:
         weight = self.weight or 1.0
         return BlockDrift(block, self.cosine / weight, self.distance / weight, self.tokens)
-
-
-def _recorder(seen: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def record(module: nn.Module, args: Any, result: Any) -> None:
-        hidden = result[0] if isinstance(result, tuple) else result
-        if not isinstance(hidden, Tensor):
-            raise TracingError(f'block "{name}" returned a {type(hidden).__name__}, expected hidden states')
-        seen[name] = hidden.detach().cpu()
-
-    return record
 
 
 def _token_weights(backbone: Backbone, batch: Batch, block: str, hidden_BTD: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from merging.data.task import Task
 from merging.data.text import TextExamples, padded
 from merging.errors import Problem
 from merging.evaluation.forward import placed
-from merging.evaluation.metric import Adapt, Metric, TaskScore, text_problems, texts_of
+from merging.evaluation.metric import Adapt, Metric, TaskScore, room_problems, text_problems, texts_of
 
 
 class ExactMatch(Metric):
@@ -30,7 +30,11 @@ class ExactMatch(Metric):
             if isinstance(examples, TextExamples) and not examples.targets and not examples.answers:
                 what = f'metric "{name}" compares with a text, and there is neither "target" nor "labels"'
                 problems.append(Problem(f"tasks.{task.name}.{split}", what, 'Like "target": "summary".'))
-        return problems
+        most = self.settings.max_new_tokens
+        return problems or room_problems(
+            task,
+            lambda examples: [most if examples.reader.kind == "seq2seq" else most - 1] * len(examples),
+        )
 
     def steps(self, task: Task) -> int:
         return len(texts_of(task).batches())

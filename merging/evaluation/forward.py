@@ -38,13 +38,14 @@ def all_features(model: nn.Module, backbone: Backbone, examples: Examples) -> It
         yield features(model, backbone, batch).cpu()
 
 
-def image_features_width(backbone: Backbone) -> int | None:
-    """How many features heads get of an image, found without weights; None for models of anything else."""
+def features_width(backbone: Backbone) -> int | None:
+    """How many features heads get of an image or a text, found without weights; None for models of anything
+    else. Raises DataError for a model that gives heads nothing to read."""
     try:
         example = backbone.example()
     except TracingError:  # the backbone gives none
         return None
-    if "pixel_values" not in example:
+    if not example.keys() & {"pixel_values", "input_ids"}:
         return None
     return int(features(hollow(backbone), backbone, example).shape[-1])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -70,9 +70,34 @@ def text_problems(task: Task, metric: str, kinds: tuple[str, ...]) -> list[Probl
         if not isinstance(examples, TextExamples):
             remedy = 'Give a "text" or "dataset" source.'
             problems.append(Problem(where, f'metric "{metric}" reads texts, and this is no text', remedy))
-        elif examples.reader.kind not in kinds:
+        elif examples.reader.kind not in kinds or not examples.reader.writes:
             what = f'metric "{metric}" needs a model that writes text, and the base only reads it'
             problems.append(Problem(where, what, 'Use metric "accuracy" with a head.'))
+    return problems
+
+
+def room_problems(task: Task, answer_tokens: Callable[[TextExamples], Sequence[int]]) -> list[Problem]:
+    """Prompts that leave the base no positions for their answers. `answer_tokens`: how many tokens of its
+    answer the model reads after each prompt, the token that starts a decoder among them."""
+    from merging.data.text import TextExamples
+
+    problems = []
+    for split, examples in (("test", task.test), ("validation", task.validation)):
+        if not isinstance(examples, TextExamples) or not examples.reader.writes:
+            continue
+        most = examples.reader.positions
+        if most is None:
+            continue
+        apart = examples.reader.kind == "seq2seq"  # a decoder's positions are its own
+        longest, prompt, answer = max(
+            (read + (0 if apart else len(prompt.ids)), len(prompt.ids), read)
+            for prompt, read in zip(examples.prompts, answer_tokens(examples), strict=True)
+        )
+        if longest <= most:
+            continue
+        what = f"an answer needs {answer} positions after a prompt of {prompt} tokens, the base has {most}"
+        room = f'"max_length": {most - answer} or less.' if answer < most and not apart else ""
+        problems.append(Problem(f"tasks.{task.name}.{split}", what, room or "Shorten the answers."))
     return problems
 
 

@@ -30,7 +30,7 @@ class ExactMatchSpec(Settings):
 
     type: Literal["exact_match"] = "exact_match"
     max_new_tokens: int = Field(default=16, ge=1, description="The most tokens that are generated.")
-    stop: tuple[str, ...] = Field(
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=("\n",), description="What is generated counts up to the first of these."
     )
 

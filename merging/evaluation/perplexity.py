@@ -16,7 +16,7 @@ from merging.data.task import Task
 from merging.data.text import TextExamples, padded
 from merging.errors import NumericalError, Problem
 from merging.evaluation.forward import output
-from merging.evaluation.metric import Adapt, Metric, TaskScore, text_problems, texts_of
+from merging.evaluation.metric import Adapt, Metric, TaskScore, room_problems, text_problems, texts_of
 
 
 class Perplexity(Metric):
@@ -38,7 +38,7 @@ class Perplexity(Metric):
                 problems.append(
                     Problem(where, "no text has a second token, and the first is never predicted")
                 )
-        return problems
+        return problems or room_problems(task, _read)
 
     def steps(self, task: Task) -> int:
         return len(texts_of(task).batches())
@@ -66,6 +66,17 @@ class Perplexity(Metric):
 
 _IGNORED = -100  # cross_entropy's own mark of what is not counted
 _LARGEST = 700.0  # beyond it exp is infinite in float64
+
+
+def _read(examples: TextExamples) -> list[int]:
+    """Tokens of its target that the model reads after each prompt (a decoder: its first token and all but the
+    target's end)."""
+    if not examples.targets:
+        return [0] * len(examples)
+    reader = examples.reader
+    pairs = zip(examples.prompts, examples.targets, strict=True)
+    return [len(reader.answer(prompt, target)) for prompt, target in pairs]
+
 
 _Rows = Callable[[int, int], "tuple[Batch, Tensor]"]
 

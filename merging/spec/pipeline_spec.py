@@ -178,6 +178,16 @@ class PipelineSpec(Settings):
     device: Annotated[str, AfterValidator(device_name)] = Field(
         default="auto", description="`auto`, or a torch device such as `cpu` or `cuda:0`."
     )
+    memory: Annotated[int | None, BeforeValidator(size_in_bytes)] = Field(
+        default=None,
+        description='Most memory that the process may hold: bytes, or a size such as "8GiB". A run keeps to '
+        "it by what it may choose, or is refused before any work; if not given, nothing limits it.",
+    )
+    precision: Literal["float32", "mixed", "float64"] = Field(
+        default="float32",
+        description="How models are run and their statistics summed. `mixed`: forwards and products in "
+        "bfloat16, sums in float32, for layer-wise methods; faster, and less exact.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of everything random.")
     plugins: tuple[str, ...] = Field(
         default=(), description="Modules or .py files that define further methods."
@@ -193,7 +203,7 @@ class PipelineSpec(Settings):
     notes: str = Field(default="", description="Free text for people; nothing reads it.")
 
     def canonical(self) -> dict[str, Any]:
-        """What decides the results, as JSON values: all but where they go, the device and the notes."""
-        values = self.model_dump(mode="json", exclude={"device", "notes"})
+        """What decides the results, as JSON values: all but where they go, device, memory and notes."""
+        values = self.model_dump(mode="json", exclude={"device", "memory", "notes"})
         del values["output"]["path"]
         return values

@@ -22,7 +22,7 @@ from merging.spec.relations import check_relations
 from merging.spec.text import parse_text, plain, read_text
 from merging.spec.wording import described, join
 
-_SCALARS = ("device", "seed", "plugins", "allow", "vocabulary", "notes")
+_SCALARS = ("device", "memory", "precision", "seed", "plugins", "allow", "vocabulary", "notes")
 
 
 def load_spec(path: str | Path, sets: Sequence[str] = ()) -> PipelineSpec:

@@ -51,6 +51,7 @@ def schema() -> dict[str, Any]:
         "tasks": _mapping(task),
         "output": output,
     }
+    properties["memory"] = {**properties["memory"], "type": ["integer", "string"]}
     for key, form in sections.items():
         properties[key] = _described(form, PipelineSpec, key)
     for kind in ("merge", "calibrate", "tasks", "output", "experts", "base", "backbone"):

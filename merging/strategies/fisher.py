@@ -86,7 +86,7 @@ class Fisher(Placed, Merger):
         if data is None:
             raise DataError('strategy "fisher" needs calibration examples and a head for each expert')
         data.require(models.tasks, heads=True)
-        fishers = Records(self.work)
+        fishers = Records(self.work, memory=self.limits.activation_memory)
         try:
             norms = self._estimate(models, data, fishers, progress)
             return self._write(models, fishers, norms, sink, progress)

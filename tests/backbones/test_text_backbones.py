@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from tiny_models import GROUPED
+from tiny_models import GROUPED, SIZE, TEXT
 from torch import Tensor, nn
 
+from merging.architecture import select_backbone
 from merging.backbones.llama import Llama
 from merging.backbones.pretrained import TransformersBackbone
 from merging.backbones.t5 import T5
@@ -20,7 +21,6 @@ from merging.contracts.backbone import Batch
 from merging.data.text import padded
 from merging.measuring import Measure, TokenWeights, norm_kind
 from merging.moments import Moments, NormMoments
-from merging.opening import select_backbone
 from merging.records import Records
 from merging.spec.component import AUTO, AutoSettings, Component
 from merging.tracer import BlockTracer, blocks_of
@@ -116,10 +116,17 @@ def test_as_many_heads_as_tokens_are_no_riddle(name: str, heads: str) -> None:
     assert_same(together, statistics(backbone, model, [padded([text], 0) for text in texts]))
 
 
+LEARNED = {
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64)),
+    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**{**SIZE, **TEXT, "pad_token_id": 0})),
+}
+
+
 @pytest.mark.parametrize("left", [False, True], ids=["padded after", "padded before"])
-def test_padding_is_no_data_for_learned_positions(left: bool) -> None:
-    config = hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64)
-    backbone, model = built(lambda: hf.GPT2LMHeadModel(config), AnyTransformers)
+@pytest.mark.parametrize("name", LEARNED)
+def test_padding_is_no_data_for_learned_positions(name: str, left: bool) -> None:
+    """RoBERTa's first position comes after the padding's id."""
+    backbone, model = built(LEARNED[name], AnyTransformers)
 
     together = statistics(backbone, model, [padded(TEXTS, 0, left=left)])
 

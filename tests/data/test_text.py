@@ -144,6 +144,10 @@ BAD = {
     "no file": ("{}", {"path": "missing.jsonl"}, "does not exist"),
     "empty": ("\n\n", {}, "is empty"),
     "not JSON": ('{"text": "good"}\n{"text": }', {}, r"x\.jsonl:2: is not JSON"),
+    "one list": ('[\n{"text": "good"}\n]', {}, r"x\.jsonl is one JSON list, expected JSON lines"),
+    "half a character": ('{"text": "a \\ud83d"}', {}, r'x\.jsonl:1: column "text" holds half a character'),
+    "endless number": ('{"text": ' + 5000 * "1" + "}", {}, r"x\.jsonl:1: cannot be read"),
+    "endless nesting": ('{"text": ' + 100_000 * "[", {}, r"x\.jsonl:1: cannot be read"),
     "not an object": ('{"text": "good"}\n["good"]', {}, r"x\.jsonl:2: is a list, expected one object"),
     "no column": ('{"txt": "good"}', {}, r'(?s)no column "text"; it has txt.*did you mean "txt"'),
     "missing cell": ('{"text": "good"}\n{"text": null}', {}, r'x\.jsonl:2: column "text" is missing'),
@@ -176,6 +180,19 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, bases: dict[str, Path]) -> None
 
     with pytest.raises(DataError, match=r"x\.csv:3 is not UTF-8 \(byte 0xe9\)"):
         opened(tmp_path / "x.csv", bases["llama"])
+
+
+def test_two_columns_of_one_name(tmp_path: Path, bases: dict[str, Path]) -> None:
+    (tmp_path / "x.csv").write_text("text,text,,\ngood,bad,,\n")
+
+    with pytest.raises(DataError, match=r'x\.csv has two columns of one name: "text"'):
+        opened(tmp_path / "x.csv", bases["llama"])
+
+
+def test_a_cell_may_be_as_long_as_an_article(tmp_path: Path, bases: dict[str, Path]) -> None:
+    (tmp_path / "x.csv").write_text('text\n"' + 20_000 * "good film " + '"\n')
+
+    assert opened(tmp_path / "x.csv", bases["llama"]).prompts[0].cut
 
 
 def test_a_row_of_another_width(tmp_path: Path, bases: dict[str, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tiny_texts import KINDS, Workshop, sentences
 
 from merging.evaluation.evaluator import evaluate
 from merging.evaluation.exact_match import normal
-from merging.evaluation.metric_spec import ExactMatchSpec, PerplexitySpec, Seq2SeqSpec
+from merging.evaluation.metric_spec import ChoiceSpec, ExactMatchSpec, PerplexitySpec, Seq2SeqSpec
 from merging.evaluation.metrics import metric
 
 
@@ -93,6 +94,40 @@ def test_perplexity_is_weighted_by_tokens(workshop: Workshop, said: bool) -> Non
             tokens += ids.shape[1] - 1
     assert score.lower_is_better
     assert score.value == pytest.approx(math.exp(loss / tokens), rel=1e-5)
+
+
+def test_a_model_without_its_language_head_writes_no_text(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, "t5")
+    config = json.loads((tmp_path / "base" / "config.json").read_text())
+    (tmp_path / "base" / "config.json").write_text(json.dumps({**config, "architectures": ["T5Model"]}))
+
+    task = workshop.task(ExactMatchSpec(), label="label", labels={"neg": "neg", "pos": "pos"})
+
+    (problem,) = metric(task.metric).problems(task, workshop.backbone)
+    assert "needs a model that writes text" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("spec", "keys", "remedy"),
+    [
+        (ChoiceSpec(), {"label": "label", "labels": {"neg": " neg", "pos": " pos film"}}, 63),
+        (ExactMatchSpec(max_new_tokens=5), {"target": "said"}, 60),
+        (PerplexitySpec(), {"target": "said"}, 62),
+    ],
+    ids=["choice", "exact_match", "perplexity"],
+)
+def test_an_answer_beyond_the_models_positions_is_known_beforehand(
+    tmp_path: Path, spec: Any, keys: dict[str, Any], remedy: int
+) -> None:
+    workshop = Workshop(tmp_path, "llama")
+    rows = [{"text": 80 * "film ", "label": label, "said": " good film"} for label in ("neg", "pos")]
+
+    (problem,) = metric(spec).problems(workshop.task(spec, rows, **keys), workshop.backbone)
+    assert problem.remedy == f'"max_length": {remedy} or less.'
+    fits = workshop.task(spec, rows, max_length=remedy, **keys)
+
+    assert not metric(spec).problems(fits, workshop.backbone)
+    evaluate(workshop.model, workshop.backbone, [fits])
 
 
 @pytest.mark.parametrize("spec", [ExactMatchSpec(), PerplexitySpec()])

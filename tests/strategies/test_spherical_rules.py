@@ -63,6 +63,19 @@ def test_karcher_mean_of_identical_experts_is_the_expert():
     torch.testing.assert_close(merged["w"], expert["w"], rtol=1e-6, atol=0)
 
 
+def test_karcher_mean_keeps_short_tensors_whatever_the_tolerance():
+    merged = merging.merge("karcher", model(0.0, 0.0), dict.fromkeys("ab", model(3e-6, 4e-6)), tolerance=0.01)
+
+    assert merged["w"].tolist() == pytest.approx([3e-6, 4e-6], rel=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_slerp_between_parallel_tensors_is_linear_even_without_a_margin(sign):
+    merged = merging.merge("slerp", model(1.0), {"a": model(3.0 * sign)}, t=0.5, linear_above=1.0)
+
+    assert merged["w"].tolist() == pytest.approx([(1 + 3 * sign) / 2])
+
+
 def test_karcher_mean_of_opposites_and_zeros_is_finite():
     opposites = {"a": model(1.0, 0.0), "b": model(-1.0, 0.0)}
     zeros = dict.fromkeys("ab", model(0.0, 0.0))

@@ -1,0 +1,1 @@
+"""Benchmarks, one command a table: `python -m benchmarks --help`, and README.md."""

@@ -1,0 +1,1 @@
+"""Run by a peer's own Python. They lie apart, so that no module of ours hides a peer of its name."""
