@@ -18,7 +18,7 @@ from merging.ranks import Ranks
 class Moments:
     """E[x xᵀ], how targets meet x, and the means of one feed under one task, weighted per token.
 
-    Sums are kept in float32 (float64 for float64 inputs; bfloat16 inputs are multiplied as they are, a batch at
+    Sums are kept in float32 (float64 for float64 inputs; bfloat16 inputs are multiplied as such, a batch at
     a time); what one reads is divided by the total token weight, so that neither the number of tokens nor the
     batch size matters. Padding has weight 0 and is left out. Of E[x xᵀ] only one half is computed."""
 
@@ -62,7 +62,7 @@ class Moments:
         w_T = _chosen(weights_BT, x_TD)
         weighted_TD = x_TD if w_T is None else x_TD * w_T[:, None]
         if self._half is None:
-            like: dict[str, Any] = {"dtype": _sums_of(x_TD.dtype), "device": x_TD.device}
+            like: dict[str, Any] = {"dtype": sums_dtype(x_TD.dtype), "device": x_TD.device}
             self._half = torch.zeros(self.features, self.features, **like)
             self._sum, self._target_sum = self._sum.to(**like), self._target_sum.to(**like)
         _add_half_gram(self._half, x_TD, weighted_TD)
@@ -127,7 +127,7 @@ class Moments:
         if ranks.size == 1:
             return
         if self._half is None:
-            wide = _sums_of(dtype)
+            wide = sums_dtype(dtype)
             self._half = torch.zeros(self.features, self.features, dtype=wide)
             self._sum, self._target_sum = self._sum.to(wide), self._target_sum.to(wide)
         ranks.total_(self._half, to)
@@ -181,7 +181,7 @@ class NormMoments:
         """Make sums over what all processes took in."""
         if ranks.size > 1:
             if not self.total:
-                self._sum, self._square = self._sum.to(_sums_of(dtype)), self._square.to(_sums_of(dtype))
+                self._sum, self._square = self._sum.to(sums_dtype(dtype)), self._square.to(sums_dtype(dtype))
             total = torch.tensor(self.total, dtype=torch.float64)
             for sums in (total, self._sum, self._square):
                 ranks.total_(sums)
@@ -245,7 +245,8 @@ def _add_product(sums_AB: Tensor, a_TA: Tensor, b_TB: Tensor) -> None:
         sums_AB += (a_TA.T @ b_TB).to(sums_AB.dtype)
 
 
-def _sums_of(dtype: torch.dtype) -> torch.dtype:
+def sums_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What activations of that dtype are summed and solved in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

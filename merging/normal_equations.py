@@ -32,7 +32,7 @@ class SolveHealth:
 class NormalEquations:
     """W · lhs = rhs with lhs = sum of s·G and rhs = sum of s·W_i·G_i, or of s·met, over the tasks folded in.
 
-    With a `reference` R near the W_i, what is kept of the right side is rhs - R · lhs = sum of s·(W_i - R)·G_i:
+    With a `reference` R near the W_i, what is kept of the right side is rhs - R·lhs = sum of s·(W_i - R)·G_i:
     that loses no digits to what the W_i have in common, so that products in float32 do."""
 
     def __init__(self, inputs: int, outputs: int, reference_OD: Tensor | None = None) -> None:

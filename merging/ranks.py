@@ -18,7 +18,7 @@ _PATIENCE = timedelta(days=7)  # a rank may have to wait for as long as another 
 
 
 class Ranks:
-    """Which process of how many this is, and what they tell each other. All ranks must make the same calls."""
+    """Which process of how many this is, and what they tell each other. All must make the same calls."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size

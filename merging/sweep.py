@@ -30,7 +30,7 @@ from merging.errors import DataError, NumericalError, TracingError
 from merging.fates import BUFFER, NOT_WALKED, UNSEEN, copied_because, unsolved
 from merging.forwards import Forwards
 from merging.measuring import Measure, NormKind, TokenWeights, norm_kind, split_by_weights
-from merging.moments import Moments, NormMoments
+from merging.moments import Moments, NormMoments, sums_dtype
 from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
 from merging.ranks import ALONE, Ranks
 from merging.records import Records
@@ -137,6 +137,7 @@ class Sweep:
             self.progress("sweep", self._units, self._units)
         finally:
             self.records.close()
+            give_back()
         for name in self.models.base.names():
             if name not in written:
                 self.sink.write(name, self.source.read(name))
@@ -315,7 +316,7 @@ class Sweep:
                 raise NumericalError(f'the solution for "{name}" is not finite', remedy="Raise the ridge.")
         kept = self.models.kept
         return {
-            name: tensor.to(self._dtype, copy=True)
+            name: tensor.to(sums_dtype(self._dtype), copy=True)
             for name, tensor in found.items()
             if self.student.stored[name] not in kept
         }
