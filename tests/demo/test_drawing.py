@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from merging.demo.drawing import PIXELS, Glyph, draw
+from merging.demo.vision.drawing import PIXELS, Glyph, draw
 
 FONT = ImageFont.load_default(96)
 

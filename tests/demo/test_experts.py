@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import Dinov2Config, Dinov2Model
 
-from merging.demo.augmentation import augmented
-from merging.demo.backbone import open_model, save_model
-from merging.demo.drawing import PIXELS
-from merging.demo.experts import train_expert
-from merging.demo.heads import head_of, prototype_head
-from merging.demo.tasks import Pictures
+from merging.demo.vision.augmentation import augmented
+from merging.demo.vision.backbone import open_model, save_model
+from merging.demo.vision.drawing import PIXELS
+from merging.demo.vision.experts import train_expert
+from merging.demo.vision.heads import head_of, prototype_head
+from merging.demo.vision.tasks import Pictures
 from merging.errors import CheckpointError
 
 

@@ -5,99 +5,155 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from merging.demo import build, suite
+from merging.demo import SUITES, Suite, build
+from merging.demo import suite as suites
 from merging.errors import MergingError, OutputError
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache that is filled with empty parts instead of trained ones."""
+@pytest.fixture(params=SUITES)
+def suite(request: pytest.FixtureRequest) -> Suite:
+    """A suite whose parts are texts instead of trained models, made without any package."""
+    real = SUITES[request.param]
 
-    def make(made: Path, **_: object) -> None:
-        for part in suite._PARTS:
+    def make(made: Path, *_: object) -> None:
+        for part in real.parts:
             (made / part).parent.mkdir(parents=True, exist_ok=True)
             (made / part).write_text(part)
 
-    monkeypatch.setattr(suite, "_make", make)
-    return tmp_path / "cache"
+    return replace(real, make=make, packages=(), needs=())
 
 
-def test_every_path_in_the_spec_is_made(cache: Path, tmp_path: Path) -> None:
-    spec = json.loads(build(tmp_path / "demo", cache=cache).read_text())
+@pytest.fixture
+def built(suite: Suite, tmp_path: Path) -> Callable[..., Path]:
+    return lambda folder, one=suite: build(tmp_path / folder, one, cache=tmp_path / "cache")
+
+
+def never(*_: object) -> None:
+    raise AssertionError("made again")
+
+
+def test_every_path_in_the_spec_is_made(built: Callable[..., Path], tmp_path: Path, suite: Suite) -> None:
+    spec = json.loads(built("demo").read_text())
 
     made = {
         spec["base"],
         *spec["experts"].values(),
-        *(task["head"]["path"] for task in spec["tasks"].values()),
+        *(task["head"]["path"] for task in spec["tasks"].values() if "head" in task),
     }
-    assert all((tmp_path / "demo" / path).exists() for path in made)
+    assert made | {f"data/{task}" for task in spec["tasks"]} == set(suite.parts)
+    assert all((tmp_path / "demo" / part).exists() for part in suite.parts)
     assert spec["tasks"].keys() == spec["experts"].keys()
 
 
-def test_a_second_run_makes_nothing_and_keeps_an_edited_spec(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = build(tmp_path / "demo", cache=cache)
-    path.write_text("{}")
-    monkeypatch.setattr(suite, "_make", None)
+def test_the_spec_is_valid(suite: Suite, tmp_path: Path) -> None:
+    from merging.spec import parse_spec
 
-    again = build(tmp_path / "demo", cache=cache)
+    spec = json.loads(json.dumps(suite.spec))
+    sources = [part for task in spec["tasks"].values() for part in task.values() if isinstance(part, dict)]
+    for path in [spec["base"], *spec["experts"].values(), *(source["path"] for source in sources)]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch() if Path(path).suffix else (tmp_path / path).mkdir()
+
+    parsed = parse_spec(spec, tmp_path, "spec")
+
+    assert list(parsed.tasks) == list(parsed.experts)
+
+
+def test_the_folder_says_where_everything_comes_from(built: Callable[..., Path], suite: Suite) -> None:
+    folder = built("demo").parent
+
+    told = (folder / "SOURCES.md").read_text()
+
+    assert suite.origin in told
+    real = SUITES[suite.name]
+    assert all(package.licence and package.requirement in real.sources for package in real.packages)
+
+
+def test_a_second_run_makes_nothing_and_keeps_an_edited_spec(
+    built: Callable[..., Path], suite: Suite
+) -> None:
+    path = built("demo")
+    path.write_text("{}")
+
+    again = built("demo", replace(suite, make=never))
 
     assert again.read_text() == "{}"
 
 
-def test_editing_a_folder_leaves_the_cache_alone(cache: Path, tmp_path: Path) -> None:
-    build(tmp_path / "demo", cache=cache)
-    (tmp_path / "demo" / "models" / "digits").write_text("edited")
+def test_editing_a_folder_leaves_the_cache_alone(
+    built: Callable[..., Path], tmp_path: Path, suite: Suite
+) -> None:
+    built("demo")
+    expert = suite.parts[1]
+    (tmp_path / "demo" / expert).write_text("edited")
 
-    build(tmp_path / "other", cache=cache)
+    built("other", replace(suite, make=never))
 
-    assert (tmp_path / "other" / "models" / "digits").read_text() == "models/digits"
-
-
-def test_what_is_missing_in_a_folder_is_filled_in(cache: Path, tmp_path: Path) -> None:
-    build(tmp_path / "demo", cache=cache)
-    (tmp_path / "demo" / "models" / "digits").unlink()
-
-    build(tmp_path / "demo", cache=cache)
-
-    assert (tmp_path / "demo" / "models" / "digits").exists()
+    assert (tmp_path / "other" / expert).read_text() == expert
 
 
-def test_a_folder_with_other_files_is_refused(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text("{}")
+def test_what_is_missing_in_a_folder_is_filled_in(
+    built: Callable[..., Path], tmp_path: Path, suite: Suite
+) -> None:
+    built("demo")
+    (tmp_path / "demo" / suite.parts[1]).unlink()
+
+    built("demo", replace(suite, make=never))
+
+    assert (tmp_path / "demo" / suite.parts[1]).exists()
+
+
+def test_a_folder_with_other_files_is_refused(built: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "spec.json").write_text("{}")
 
     with pytest.raises(OutputError, match=r"not the demo's: spec\.json"):
-        build(tmp_path, cache=cache)
+        built("taken")
 
-    assert (tmp_path / "spec.json").read_text() == "{}"
+    assert (tmp_path / "taken" / "spec.json").read_text() == "{}"
 
 
 def test_a_folder_of_another_version_is_refused(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(tmp_path / "demo", cache=cache)
-    monkeypatch.setattr(suite, "fingerprint", lambda: "another")
+    built("demo")
+    monkeypatch.setattr(suites, "fingerprint", lambda suite: "another")
 
     with pytest.raises(OutputError, match="another version"):
-        build(tmp_path / "demo", cache=cache)
+        built("demo")
 
 
-def test_the_cache_can_be_chosen(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_suite_is_refused(built: Callable[..., Path], suite: Suite) -> None:
+    (other,) = set(SUITES) - {suite.name}
+    built("demo")
+
+    with pytest.raises(OutputError, match="another suite"):
+        built("demo", SUITES[other])
+
+
+def test_suites_have_recipes_of_their_own() -> None:
+    recipes = {suites.fingerprint(suite) for suite in SUITES.values()}
+
+    assert len(recipes) == len(SUITES)
+
+
+def test_the_cache_can_be_chosen(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MERGING_CACHE", str(tmp_path / "chosen"))
 
-    build(tmp_path / "demo")
+    build(tmp_path / "demo", suite)
 
-    assert (tmp_path / "chosen" / "demo" / suite.fingerprint() / "models" / "base").exists()
+    assert (tmp_path / "chosen" / "demo" / suites.fingerprint(suite) / "models" / "base").exists()
 
 
 def test_missing_packages_are_named_with_the_line_that_installs_them() -> None:
     with pytest.raises(MergingError, match=r'needs no_such_module(.|\n)*pip install "merging\[demo\]"'):
-        suite._require("json", "no_such_module")
+        suites._require("json", "no_such_module")
 
 
 def test_importing_the_demo_imports_nothing_heavy() -> None:
@@ -117,11 +173,12 @@ def test_experts_are_far_better_than_the_base_under_the_same_heads(tmp_path: Pat
     from safetensors.torch import load_file
     from transformers import AutoImageProcessor
 
-    from merging.demo.backbone import features_of_all, open_model, unit_scale
+    from merging.demo.vision.backbone import features_of_all, open_model, unit_scale
+    from merging.demo.vision.suite import STEPS
 
-    folder = build(tmp_path / "demo").parent
+    folder = build(tmp_path / "demo", SUITES["vision"]).parent
     processor = AutoImageProcessor.from_pretrained(folder / "models" / "base", local_files_only=True)
-    for task in suite.STEPS:
+    for task in STEPS:
         classes = sorted(path for path in (folder / "data" / task / "test").iterdir())
         files = [
             (file, label) for label, of_class in enumerate(classes) for file in sorted(of_class.iterdir())

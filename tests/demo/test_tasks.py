@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
-from merging.demo.digits import TEST_EXAMPLES, digits
-from merging.demo.icons import CONCEPTS, TEST_DRAWINGS, TRAIN_DRAWINGS, concept_of, icons
-from merging.demo.icons import is_held_out as is_held_out_set
-from merging.demo.letters import is_held_out as is_held_out_family
-from merging.demo.letters import letters
-from merging.demo.packages import Wheel
-from merging.demo.tasks import Pictures, write_pictures
+from merging.demo.packages import Archive
+from merging.demo.vision.digits import TEST_EXAMPLES, digits
+from merging.demo.vision.icons import CONCEPTS, TEST_DRAWINGS, TRAIN_DRAWINGS, concept_of, icons
+from merging.demo.vision.icons import is_held_out as is_held_out_set
+from merging.demo.vision.letters import is_held_out as is_held_out_family
+from merging.demo.vision.letters import letters
+from merging.demo.vision.tasks import Pictures, write_pictures
 
 FONT = ImageFont.load_default(10).font_bytes
 
@@ -26,11 +26,11 @@ def ignore(done: int, total: int) -> None:
     """Progress that no test looks at."""
 
 
-def a_wheel(path: Path, members: dict[str, bytes]) -> Wheel:
+def a_wheel(path: Path, members: dict[str, bytes]) -> Archive:
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    return Wheel(path)
+    return Archive(path)
 
 
 def some_pictures(labels: list[int]) -> Pictures:

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import Dinov2Config, Dinov2Model
 
-from merging.demo.backbone import save_model
-from merging.demo.drawing import PIXELS
-from merging.demo.tasks import Pictures
-from merging.demo.training import Training, train_side_by_side
+from merging.demo.vision.backbone import save_model
+from merging.demo.vision.drawing import PIXELS
+from merging.demo.vision.tasks import Pictures
+from merging.demo.vision.training import Training, train_side_by_side
 from merging.errors import MergingError
 
 
@@ -50,7 +50,7 @@ def test_a_training_that_fails_says_which_and_why_and_leaves_nothing(tmp_path: P
     training.head.parent.mkdir()
     training.head.write_text("not a head")
 
-    with pytest.raises(MergingError, match=r"the expert digits ended with code 1: .*Safetensor"):
+    with pytest.raises(MergingError, match=r"making the expert digits ended with code 1: .*Safetensor"):
         train_side_by_side([training], lambda *_: None)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "heads"]

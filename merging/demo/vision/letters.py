@@ -8,15 +8,15 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from merging.demo.drawing import Glyph, draw, load_font
-from merging.demo.packages import Wheel
-from merging.demo.tasks import Pictures, Task
+from merging.demo.packages import Archive
+from merging.demo.vision.drawing import Glyph, draw, load_font
+from merging.demo.vision.tasks import Pictures, Task
 
 TEST_FAMILIES = ("Amatic", "OpenSans", "Pacifico", "Sansation")
 """Nineteen fonts: hand-drawn, humanist, brush script and geometric, none of them seen in training."""
 
 
-def letters(trdg: Wheel, report: Callable[[int, int], None]) -> Task:
+def letters(trdg: Archive, report: Callable[[int, int], None]) -> Task:
     """Every letter once in every font."""
     fonts = trdg.names("trdg/fonts/latin/*.[to]tf")
     drawn: dict[bool, list[tuple[np.ndarray, int]]] = {False: [], True: []}

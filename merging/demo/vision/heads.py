@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from merging.demo.backbone import features_of_all, open_model
-from merging.demo.tasks import Pictures
+from merging.demo.vision.backbone import features_of_all, open_model
+from merging.demo.vision.tasks import Pictures
 
 TEMPERATURE = 30.0
 """Logit of a feature that points exactly at its class."""

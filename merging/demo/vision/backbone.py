@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Dinov2Model
 from transformers.utils import logging as transformers_logging
 
-from merging.demo.base_model import MEAN, STD
+from merging.demo.vision.base_model import MEAN, STD
 from merging.errors import CheckpointError
 
 _BATCH = 128

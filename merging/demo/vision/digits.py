@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from merging.demo.drawing import PIXELS
-from merging.demo.tasks import Pictures, Task
+from merging.demo.vision.drawing import PIXELS
+from merging.demo.vision.tasks import Pictures, Task
 
 TEST_EXAMPLES = 500
 """The last of the file, not drawn at random: digits that lie close together in it may be of one writer."""

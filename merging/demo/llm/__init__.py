@@ -1,0 +1,1 @@
+"""Text: experts on film reviews, programming languages and natural languages."""

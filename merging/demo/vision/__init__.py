@@ -1,0 +1,1 @@
+"""Pictures: experts on digits, letters and icons."""
