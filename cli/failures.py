@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -48,6 +49,13 @@ def unexpected(error: Exception, *, as_json: bool) -> int:
 def interrupted() -> int:
     typer.echo("interrupted", err=True)
     return 130
+
+
+def stopped() -> int:
+    """A SIGTERM: from a scheduler, or from torchrun when another of its processes ended."""
+    others = " (torchrun does so when another process of the run has ended)" if "LOCAL_RANK" in os.environ else ""
+    typer.echo(f"stopped by SIGTERM{others}; the same command goes on from here", err=True)
+    return 143
 
 
 def _say(text: str) -> None:

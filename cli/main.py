@@ -14,7 +14,7 @@ import merging
 from merging.errors import MergingError
 
 from . import checkpoints, components, demo, pipeline
-from .failures import failed, interrupted, unexpected, usage
+from .failures import failed, interrupted, stopped, unexpected, usage
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click's
 
@@ -58,7 +58,12 @@ def _main(
 def run() -> None:
     """The entry point: ends the process with the exit code of `main`. A SIGTERM cleans up as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    code = main(sys.argv[1:])
+    try:
+        code = main(sys.argv[1:])
+    except SystemExit as end:
+        if end.code != 143:
+            raise
+        code = stopped()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to clean up while Python shuts down
     sys.exit(code)
 

@@ -282,10 +282,10 @@ def test_real_experts_are_merged_and_calibrated(tmp_path: Path) -> None:
     report = Pipeline.from_spec(path).run()
 
     for task in STEPS:
-        rows = [
-            [json.loads(line)["text"] for line in (path.parent / f"data/{task}/{part}.jsonl").open()]
-            for part in ("calibration", "test")
-        ]
+        rows = []
+        for part in ("calibration", "test"):
+            written = (path.parent / f"data/{task}/{part}.jsonl").read_text(encoding="utf-8")
+            rows.append([json.loads(line)["text"] for line in written.splitlines()])
         assert len(rows[0]) == 2 * CALIBRATION_EXAMPLES
         assert not set(rows[0]) & set(rows[1])
         scores = report.tasks[task].scores
