@@ -53,8 +53,8 @@ def interrupted() -> int:
 
 def stopped() -> int:
     """A SIGTERM: from a scheduler, or from torchrun when another of its processes ended."""
-    others = " (torchrun does so when another process of the run has ended)" if "LOCAL_RANK" in os.environ else ""
-    typer.echo(f"stopped by SIGTERM{others}; the same command goes on from here", err=True)
+    why = " (as torchrun does when another process of the run ended)" if "LOCAL_RANK" in os.environ else ""
+    typer.echo(f"stopped by SIGTERM{why}; the same command goes on from here", err=True)
     return 143
 
 
