@@ -52,20 +52,24 @@ class SpanMerger(TensorMerger):
     def survey(self, name: str) -> None:
         import torch
 
+        from merging import native
         from merging.task_vectors import weighted_sum
 
         products = []
         for _, base_S, deltas_NS in self.vectors.blocks(name):
             models_MS = self._models(base_S, deltas_NS)
-            models_ME = models_MS.reshape(len(models_MS), base_S.numel())
-            products.append(models_ME @ models_ME.T)
+            if native.stacked(models_MS):
+                products.append(native.products(models_MS))
+            else:
+                models_ME = models_MS.reshape(len(models_MS), base_S.numel())
+                products.append(models_ME @ models_ME.T)
         self._factors[name] = self.factors(weighted_sum(torch.stack(products)))
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.task_vectors import weighted_sum
+        from merging.task_vectors import onto, weighted_sum
 
         sum_S = weighted_sum(self._models(base_S, deltas_NS), self._factors[name])
-        return base_S + sum_S if self.differences else sum_S
+        return onto(base_S, sum_S, 1) if self.differences else sum_S
 
     def _models(self, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         import torch

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from merging import native
 from merging.task_vectors import disjoint_merge, elect_by_mass, largest, masked, spread, weighted_sum
 from merging.thresholds import magnitude_bits
 
@@ -18,6 +19,8 @@ Rescale = Literal["expectation", "norm", "none"]
 
 def dropped(deltas_NS: Tensor, keep_NS: Tensor, probability: float | Tensor, rescale: Rescale) -> Tensor:
     """The entries to keep: over their probability, scaled to each expert's L1 norm from before, or as is."""
+    if rescale != "norm" and not isinstance(probability, Tensor) and native.stacked(deltas_NS):
+        return native.kept(deltas_NS, keep_NS, probability if rescale == "expectation" else 1)
     kept_NS = masked(deltas_NS, keep_NS.numpy())
     if rescale == "expectation":
         return kept_NS.div_(probability)

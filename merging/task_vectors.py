@@ -15,20 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merging import native
 from merging.thresholds import Vectors, magnitude_bits
 
 if TYPE_CHECKING:
     from merging.contracts.vectors import TaskVectors
 
 
-def weighted_sum(tensors_NS: Tensor, weights_N: Tensor | None = None) -> Tensor:
+def weighted_sum(tensors_NS: Tensor, weights_N: Tensor | None = None, divisor: float = 1) -> Tensor:
     """sum_i w_i x_i, added up in order. torch's own sum orders the additions by the size of the block."""
     weights = [1.0] * len(tensors_NS) if weights_N is None else weights_N.tolist()
+    if native.stacked(tensors_NS):
+        return native.weighted_sum(tensors_NS, weights, divisor)
     total_S = tensors_NS[0] * weights[0]
     scaled_S = torch.empty_like(total_S)
     for weight, tensor_S in zip(weights[1:], tensors_NS[1:], strict=True):
         total_S += tensor_S if weight == 1 else torch.mul(tensor_S, weight, out=scaled_S)
-    return total_S
+    return total_S if divisor == 1 else total_S.div_(divisor)
 
 
 def trim(deltas_NS: Tensor, threshold_N: Tensor) -> Tensor:
@@ -127,6 +130,53 @@ def disjoint_merge(
     return total_S / divisor_S.where(divisor_S.abs() >= 1e-8, 1)
 
 
+def onto(base_S: Tensor, merged_S: Tensor, scale: float) -> Tensor:
+    """base + scale * merged, in the memory of `merged_S`."""
+    if scale != 1:
+        merged_S.mul_(scale)
+    return merged_S.add_(base_S)
+
+
+def elect_and_merge(
+    deltas_NS: Tensor,
+    thresholds_N: Tensor,
+    weights_N: Tensor,
+    how: Literal["mean", "sum", "max"],
+    majority: Callable[[], int],
+) -> Tensor:
+    """TIES: trimmed by threshold, weighed, elected by mass, merged. `majority`: the sign of entries where the
+    experts cancel; asked for only if there are any."""
+    if how != "max" and native.stacked(deltas_NS) and bool((weights_N > 0).all()):
+        mean = how == "mean"
+        merged_S, count = native.ties(deltas_NS, thresholds_N, weights_N, mean=mean, sign_of_zero=1)
+        if count and majority() != 1:
+            merged_S, _ = native.ties(deltas_NS, thresholds_N, weights_N, mean=mean, sign_of_zero=-1)
+        return merged_S
+    trimmed_NS = weighed_(trim(deltas_NS, thresholds_N), weights_N)
+    return merge_agreeing(trimmed_NS, elect_by_mass(trimmed_NS), weights_N, how, majority)
+
+
+def balance(deltas_NS: Tensor, thresholds_N: Tensor, weights_N: Tensor) -> int:
+    """How many more entries elect + than -, trimmed and weighed as in `elect_and_merge`."""
+    if native.stacked(deltas_NS):
+        return native.balance(deltas_NS, thresholds_N, weights_N)
+    return int(elect_by_mass(weighed_(trim(deltas_NS, thresholds_N), weights_N)).sum())
+
+
+def merge_agreeing(
+    trimmed_NS: Tensor,
+    sign_S: Tensor,
+    weights_N: Tensor,
+    how: Literal["mean", "sum", "max"],
+    majority: Callable[[], int],
+) -> Tensor:
+    """`disjoint_merge`, with the majority's sign where the experts cancel."""
+    cancelled_S = cancelled(trimmed_NS, sign_S)
+    if cancelled_S.numpy().any():
+        sign_S[cancelled_S] = majority()
+    return disjoint_merge(trimmed_NS, sign_S, weights_N, how)
+
+
 def cancelled(trimmed_NS: Tensor, sign_S: Tensor) -> Tensor:
     """Mask of the entries for which no sign is elected although some expert has one."""
     some = np.not_equal(trimmed_NS[0].numpy(), 0)
@@ -138,8 +188,9 @@ def cancelled(trimmed_NS: Tensor, sign_S: Tensor) -> Tensor:
 class Majority:
     """The sign that most entries of a model elect; counted, by one walk, when it is first asked for."""
 
-    def __init__(self, vectors: TaskVectors, elected: Callable[[str, Tensor], Tensor]) -> None:
-        self._vectors, self._elected = vectors, elected
+    def __init__(self, vectors: TaskVectors, balance: Callable[[str, Tensor], int]) -> None:
+        """`balance(name, deltas_NS)`: how many more entries of a block elect + than -."""
+        self._vectors, self._balance_of = vectors, balance
         self._balance: int | None = None
         self._lock = threading.Lock()
 
@@ -153,6 +204,6 @@ class Majority:
     def _counted(self) -> int:
         sums: list[int] = []  # appended to by several threads
         self._vectors.visit(
-            lambda name, deltas_NS: sums.append(int(self._elected(name, deltas_NS).sum())), whole=True
+            lambda name, deltas_NS: sums.append(self._balance_of(name, deltas_NS)), whole=True
         )
         return sum(sums)

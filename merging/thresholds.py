@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from merging import native
+
 Item = TypeVar("Item")
 KEEP_ALL = 0  # a threshold that every magnitude reaches
 _WINDOW = 1 << 18  # bit patterns around the guess: about 1.5 % of the magnitude to both sides
-_SAMPLED = 256  # row blocks that a guess is made from
+_SAMPLED = 64  # row blocks that a guess is made from
 _HELD = 1 << 22  # entries of the window that wait to be counted
 _LOW_BITS = 16
 _LOW = 1 << _LOW_BITS
@@ -81,14 +83,19 @@ class _Near:
         self._lock = threading.Lock()
 
     def add(self, name: str, deltas_NS: Tensor) -> None:
-        bits_NS = magnitude_bits(deltas_NS)
         above, near = [], []
-        for low, bits_S in zip(self._low, bits_NS, strict=True):
-            from_low_S = bits_S.flatten().numpy() - np.int32(low)
+        compiled = native.stacked(deltas_NS)
+        for low, delta_S in zip(self._low, deltas_NS, strict=True):
+            if compiled:
+                count, inside = native.near(delta_S, low, _WINDOW)
+                above.append(count)
+                near.append(inside.numpy())
+                continue
+            from_low_S = magnitude_bits(delta_S).flatten().numpy() - np.int32(low)
             above.append(np.count_nonzero(from_low_S >= _WINDOW))
             near.append(from_low_S[from_low_S.view(np.uint32) < _WINDOW])
         with self._lock:
-            self._elements += bits_NS[0].numel()
+            self._elements += deltas_NS[0].numel()
             self._above += above
             for waiting, patterns in zip(self._waiting, near, strict=True):
                 waiting.append(patterns)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from merging import native
 from merging.checkpoints.header import Header, Place, read_header
-from merging.checkpoints.source import CheckpointSource, TensorSpec
+from merging.checkpoints.scratch import Scratch
+from merging.checkpoints.source import CheckpointSource, CopyRows, TensorSpec
 from merging.checkpoints.weight_files import find_safetensors
 from merging.errors import CheckpointError, Problem
 
@@ -63,37 +67,44 @@ class SafetensorsSource(CheckpointSource):
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         file, place = self._place(name)
-        shape, start, stop = place.spec.shape, place.start, place.stop
-        if rows is not None:
-            if not shape:
-                raise CheckpointError(f'"{name}" is a single number and has no rows')
-            first, last, step = rows.indices(shape[0])
-            if step != 1:
-                raise ValueError("rows are read one after another")
-            last = max(first, last)
-            row_bytes = place.spec.bytes // shape[0] if shape[0] else 0
-            start, stop, shape = (
-                start + first * row_bytes,
-                start + last * row_bytes,
-                (last - first, *shape[1:]),
-            )
+        shape, start, stop = _extent(name, place, rows)
         data = torch.empty(stop - start, dtype=torch.uint8)
-        self._fill(file, data.numpy().data, start)
+        with self._opened(file) as descriptor:
+            _fill(descriptor, file, data.numpy().data, start)
         return data.view(place.spec.dtype).view(shape)
 
-    def _fill(self, file: Path, buffer: memoryview, offset: int) -> None:
+    @contextmanager
+    def reading(self, name: str) -> Iterator[CopyRows]:
+        file, place = self._place(name)
+        dtype = place.spec.dtype
+        with self._opened(file) as descriptor:
+
+            def copy(target_S: Tensor, rows: slice | None, less_S: Tensor | None) -> None:
+                shape, start, stop = _extent(name, place, rows)
+                self.check_shape(name, shape, target_S)
+                if target_S.dtype == dtype and target_S.is_contiguous() and target_S.device.type == "cpu":
+                    _fill(descriptor, file, _bytes(target_S), start)
+                else:
+                    data = _READ.bytes(stop - start)
+                    _fill(descriptor, file, _bytes(data), start)
+                    if dtype == torch.bfloat16 and native.stacked(target_S[None]):
+                        native.from_bfloat16_(target_S, data.view(dtype), less_S)
+                        return
+                    target_S.copy_(data.view(dtype).view(shape))
+                if less_S is not None:
+                    target_S.sub_(less_S)
+
+            yield copy
+
+    @contextmanager
+    def _opened(self, file: Path) -> Iterator[int]:
         header = self._headers[file]
-        descriptor = os.open(file, os.O_RDONLY)  # one per read: threads do not share a position
+        descriptor = os.open(file, os.O_RDONLY)  # one for each reader: threads do not share a position
         try:
             status = os.fstat(descriptor)
             if (status.st_size, status.st_mtime_ns) != (header.size, header.mtime_ns):
                 raise CheckpointError(f"{file} was changed while it was being used")
-            done = 0
-            while done < len(buffer):
-                count = os.preadv(descriptor, [buffer[done : done + (1 << 30)]], offset + done)
-                if not count:
-                    raise CheckpointError(f"{file} ended while it was being read")
-                done += count
+            yield descriptor
         finally:
             os.close(descriptor)
 
@@ -101,3 +112,34 @@ class SafetensorsSource(CheckpointSource):
         if name not in self._places:
             raise CheckpointError(f'{self.label} has no tensor "{name}"')
         return self._places[name]
+
+
+_READ = Scratch()
+
+
+def _extent(name: str, place: Place, rows: slice | None) -> tuple[tuple[int, ...], int, int]:
+    """Shape of those rows, and the file's bytes that hold them."""
+    shape = place.spec.shape
+    if rows is None:
+        return shape, place.start, place.stop
+    if not shape:
+        raise CheckpointError(f'"{name}" is a single number and has no rows')
+    first, last, step = rows.indices(shape[0])
+    if step != 1:
+        raise ValueError("rows are read one after another")
+    last = max(first, last)
+    row_bytes = place.spec.bytes // shape[0] if shape[0] else 0
+    return (last - first, *shape[1:]), place.start + first * row_bytes, place.start + last * row_bytes
+
+
+def _fill(descriptor: int, file: Path, buffer: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(descriptor, [buffer[done : done + (1 << 30)]], offset + done)
+        if not count:
+            raise CheckpointError(f"{file} ended while it was being read")
+        done += count
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,11 @@ from merging.errors import CheckpointError
 
 if TYPE_CHECKING:
     from merging.low_rank import LowRank
+
+
+CopyRows: TypeAlias = Callable[[Tensor, slice | None, Tensor | None], None]
+"""Fills a tensor, of any floating dtype, with those rows of another, less a third one if that is given;
+CheckpointError where shapes differ."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,26 @@ class CheckpointSource(ABC):
     @abstractmethod
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """The tensor in its stored dtype, or only those rows of its first axis."""
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[CopyRows]:
+        """To read one tensor block by block, in one thread, into memory that is there already."""
+
+        def copy(target_S: Tensor, rows: slice | None, less_S: Tensor | None) -> None:
+            tensor_S = self.read(name, rows)
+            self.check_shape(name, tuple(tensor_S.shape), target_S)
+            target_S.copy_(tensor_S)
+            if less_S is not None:
+                target_S.sub_(less_S)
+
+        yield copy
+
+    def check_shape(self, name: str, shape: tuple[int, ...], target_S: Tensor) -> None:
+        """CheckpointError where the tensor has another shape than the base's: a copy would broadcast it."""
+        if shape != tuple(target_S.shape):
+            raise CheckpointError(
+                f'{self.label}: "{name}" has shape {shape}, the base {tuple(target_S.shape)}'
+            )
 
     def shard(self, name: str) -> str | None:
         """The file that holds the tensor, where the tensors are spread over several by an index."""
@@ -108,6 +134,9 @@ class FilledSource(CheckpointSource):
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         return self._of(name).read(name, rows)
 
+    def reading(self, name: str) -> AbstractContextManager[CopyRows]:
+        return self._of(name).reading(name)
+
     def shard(self, name: str) -> str | None:
         return self._of(name).shard(name)
 
@@ -134,6 +163,9 @@ class RenamedSource(CheckpointSource):
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         return self._source.read(self._inner(name), rows)
+
+    def reading(self, name: str) -> AbstractContextManager[CopyRows]:
+        return self._source.reading(self._inner(name))
 
     def shard(self, name: str) -> str | None:
         return self._source.shard(self._inner(name))

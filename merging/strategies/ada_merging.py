@@ -188,11 +188,14 @@ def _drawn(data: CalibrationData, models: Models, count: int, seed: int) -> Iter
 
 def _selection(vectors: TaskVectors, density: float) -> Callable[[Tensor], Tensor]:
     """What TIES keeps of each task vector: its largest entries, as far as they have the elected sign."""
-    from merging.task_vectors import Majority, agreeing, elect_by_mass, trim
+    import torch
+
+    from merging.task_vectors import Majority, agreeing, balance, elect_by_mass, trim
     from merging.thresholds import magnitude_thresholds
 
     thresholds_N = magnitude_thresholds(vectors, density)
-    majority = Majority(vectors, lambda _, deltas_NS: elect_by_mass(trim(deltas_NS, thresholds_N))).sign()
+    ones_N = torch.ones(len(thresholds_N), dtype=torch.float64)
+    majority = Majority(vectors, lambda _, deltas_NS: balance(deltas_NS, thresholds_N, ones_N)).sign()
 
     def selected(deltas_NS: Tensor) -> Tensor:
         trimmed_NS = trim(deltas_NS, thresholds_N)

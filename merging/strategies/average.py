@@ -54,5 +54,5 @@ class Average(TensorMerger):
     def combine(self, name: str, base_S: Tensor, experts_NS: Tensor) -> Tensor:
         from merging.task_vectors import weighted_sum
 
-        total_S = weighted_sum(experts_NS, self.weights_N)
-        return total_S.div_(sum(self.weights_N.tolist())) if self.settings.normalize else total_S
+        divisor = sum(self.weights_N.tolist()) if self.settings.normalize else 1
+        return weighted_sum(experts_NS, self.weights_N, divisor)

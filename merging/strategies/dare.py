@@ -53,10 +53,11 @@ class Dare(TensorMerger):
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         from merging.sparsifying import combined, dropped
+        from merging.task_vectors import onto
 
         settings = self.settings
         if settings.density < 1 and any(fnmatch(name, pattern) for pattern in settings.tensors):
             keep_NS = self.draws(name, deltas_NS, settings.density)
             deltas_NS = dropped(deltas_NS, keep_NS, settings.density, settings.rescale)
         merged_S = combined(deltas_NS, self.weights_N, elect=False, normalize=settings.normalize)
-        return base_S + merged_S.mul_(settings.scale)
+        return onto(base_S, merged_S, settings.scale)

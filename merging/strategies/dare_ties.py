@@ -63,24 +63,26 @@ class DareTies(TensorMerger):
 
     def prepare(self, vectors: TaskVectors) -> None:
         from merging.contracts.vectors import Changed
-        from merging.task_vectors import Majority, elect_by_mass
+        from merging.task_vectors import Majority, balance
         from merging.thresholds import magnitude_thresholds
 
-        self._of_model = Majority(
-            vectors, lambda name, deltas_NS: elect_by_mass(self._trimmed(name, deltas_NS))
-        )
+        def of_block(name: str, deltas_NS: Tensor) -> int:
+            return balance(self._dropped(name, deltas_NS), self._thresholds_N, self.weights_N)
+
+        self._of_model = Majority(vectors, of_block)
         self._thresholds_N = magnitude_thresholds(Changed(vectors, self._dropped), self.settings.trim)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.task_vectors import cancelled, disjoint_merge, elect_by_mass
+        from merging.task_vectors import elect_and_merge, onto
 
-        trimmed_NS = self._trimmed(name, deltas_NS)
-        sign_S = elect_by_mass(trimmed_NS)
-        cancelled_S = cancelled(trimmed_NS, sign_S)
-        if cancelled_S.numpy().any():
-            sign_S[cancelled_S] = self._majority()
-        merged_S = disjoint_merge(trimmed_NS, sign_S, self.weights_N, self.settings.merge)
-        return base_S + merged_S.mul_(self.settings.scale)
+        merged_S = elect_and_merge(
+            self._dropped(name, deltas_NS),
+            self._thresholds_N,
+            self.weights_N,
+            self.settings.merge,
+            self._majority,
+        )
+        return onto(base_S, merged_S, self.settings.scale)
 
     def _dropped(self, name: str, deltas_NS: Tensor) -> Tensor:
         from merging.sparsifying import dropped
@@ -89,14 +91,6 @@ class DareTies(TensorMerger):
             return deltas_NS
         keep_NS = self.draws(name, deltas_NS, self.settings.density)
         return dropped(deltas_NS, keep_NS, self.settings.density, self.settings.rescale)
-
-    def _trimmed(self, name: str, deltas_NS: Tensor) -> Tensor:
-        """What is left of the task vectors after drop and trim, times the experts' weights."""
-        from merging.task_vectors import trim, weighed_
-
-        dropped_NS = self._dropped(name, deltas_NS)
-        trimmed_NS = dropped_NS if self.settings.trim == 1 else trim(dropped_NS, self._thresholds_N)
-        return weighed_(trimmed_NS, self.weights_N)
 
     def _majority(self) -> int:
         """The sign for entries where the experts cancel: + without a trim, else as in TIES."""

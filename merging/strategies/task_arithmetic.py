@@ -43,10 +43,10 @@ class TaskArithmetic(TensorMerger):
         return {task: share * weight for task, weight in weights.items()}
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.task_vectors import weighted_sum
+        from merging.task_vectors import onto, weighted_sum
 
         sum_S = weighted_sum(deltas_NS, self.weights_N)
         if self.settings.normalize:
             total = sum(self.weights_N.tolist())
             sum_S /= total if abs(total) >= 1e-8 else 1
-        return base_S + sum_S.mul_(self.settings.scale)
+        return onto(base_S, sum_S, self.settings.scale)

@@ -68,22 +68,25 @@ class Ties(TensorMerger):
         from merging.task_vectors import Majority, norms
         from merging.thresholds import magnitude_thresholds
 
-        self._of_model = Majority(vectors, lambda _, deltas_NS: self._elected(self._trimmed(deltas_NS)))
+        self._of_model = Majority(vectors, lambda _, deltas_NS: self._balance(deltas_NS))
         if self.settings.trim == "model":
             self._thresholds_N = magnitude_thresholds(vectors, self.settings.density)
         if self.settings.elect == "normfrac":
             self._norms_N = norms(Changed(vectors, lambda _, deltas_NS: self._trimmed(deltas_NS)))
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.task_vectors import cancelled, disjoint_merge
+        from merging.task_vectors import elect_and_merge, merge_agreeing, onto
 
-        trimmed_NS = self._trimmed(deltas_NS)
-        sign_S = self._elected(trimmed_NS)
-        cancelled_S = cancelled(trimmed_NS, sign_S)
-        if cancelled_S.numpy().any():
-            sign_S[cancelled_S] = self._majority()
-        merged_S = disjoint_merge(trimmed_NS, sign_S, self.weights_N, self.settings.merge)
-        return base_S + merged_S.mul_(self.settings.scale)
+        settings, weights_N = self.settings, self.weights_N
+        if settings.trim == "model" and settings.elect == "mass":
+            merged_S = elect_and_merge(
+                deltas_NS, self._thresholds_N, weights_N, settings.merge, self._majority
+            )
+        else:
+            trimmed_NS = self._trimmed(deltas_NS)
+            sign_S = self._elected(trimmed_NS)
+            merged_S = merge_agreeing(trimmed_NS, sign_S, weights_N, settings.merge, self._majority)
+        return onto(base_S, merged_S, settings.scale)
 
     def _trimmed(self, deltas_NS: Tensor) -> Tensor:
         """The trimmed task vectors, times the experts' weights."""
@@ -101,6 +104,13 @@ class Ties(TensorMerger):
         if self.settings.elect == "mass":
             return elect_by_mass(trimmed_NS)
         return elect_by_largest_share(trimmed_NS, self._norms_N)
+
+    def _balance(self, deltas_NS: Tensor) -> int:
+        from merging.task_vectors import balance
+
+        if self.settings.elect == "mass":
+            return balance(deltas_NS, self._thresholds_N, self.weights_N)
+        return int(self._elected(self._trimmed(deltas_NS)).sum())
 
     def _majority(self) -> int:
         """The sign for entries where the experts cancel: + per tensor, else what most of the model elects."""

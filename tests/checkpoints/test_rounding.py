@@ -36,6 +36,8 @@ def test_float64_is_rounded_once(dtype):
     ties = 1 + ulp * torch.tensor([1.0, 3.0, 5.0, -1.0], dtype=torch.float64)
     close = torch.cat([ties + 2.0**-40, ties - 2.0**-40, -ties - 2.0**-45])  # where rounding twice goes wrong
     small = torch.tensor([3.1e-8, 2.0**-24 * 1.5 + 2.0**-60, 1e-40, 0.0], dtype=torch.float64)
+    tiny = 2.0 ** torch.tensor([-126.0, -133.0, -134.0, -140.0], dtype=torch.float64)  # subnormal in bfloat16
+    small = torch.cat([small, tiny, tiny * (1 + 2.0**-40), tiny * (1 - 2.0**-40), -tiny * 1.5])
     values = torch.cat([some, ties, close, small])
     assert torch.equal(rounded(values, dtype, name="w"), nearest_even(values, dtype))
     assert not torch.equal(close.to(dtype), nearest_even(close, dtype))  # torch alone rounds twice
