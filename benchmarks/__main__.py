@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 
+from benchmarks.faults import FAULTS
 from benchmarks.inputs import PRESETS, at_hand, named
 from benchmarks.machine import load, machine, versions
 from benchmarks.measure import BenchmarkError
-from benchmarks.options import add_common, obey, shown
-from benchmarks.section import Section, write_section
+from benchmarks.options import add_common, add_for_faults, obey, shown
+from benchmarks.section import Section, write_part, write_section
 from benchmarks.tables import TABLES
+
+_SHOWN = 30  # faults in a section; the table counts them all
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in options.names:
                 inputs = PRESETS[name][options.toy]
                 print(at_hand(options.inputs / named(name, toy=options.toy), inputs))
+        elif options.table in FAULTS:
+            return _try(options, shown(tables[options.table], words))
         else:
             _measure(options, shown(tables[options.table], words))
     except BenchmarkError as error:
@@ -43,6 +49,24 @@ def _measure(options: argparse.Namespace, command: str) -> None:
     print(section.markdown())
     if options.write is not None:
         write_section(options.write, section)
+
+
+def _try(options: argparse.Namespace, command: str) -> int:
+    """What holds when something goes wrong: all in this process and forks of it. 1 if there are faults."""
+    options.work /= options.table
+    shutil.rmtree(options.work, ignore_errors=True)
+    options.work.mkdir(parents=True)
+    start = time.monotonic()
+    found = FAULTS[options.table].measured(options)
+    facts = [machine(), versions(), *found.facts, f"seed {options.seed}, {time.monotonic() - start:.0f} s"]
+    faults = (
+        ["\n".join(f"- {' '.join(fault.split())}" for fault in found.faults[:_SHOWN])] if found.faults else []
+    )
+    section = Section(found.title, command, facts, [*found.body, *faults])
+    print(section.markdown())
+    if options.write is not None:
+        write_part(options.write, section)
+    return 1 if faults else 0
 
 
 def _how(options: argparse.Namespace) -> str:
@@ -69,6 +93,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         tables[name] = commands.add_parser(name, help=what, description=table.__doc__)
         add_common(tables[name])
         table.add_arguments(tables[name])
+    for name, fault in FAULTS.items():
+        what = (fault.__doc__ or "").strip().split("\n")[0]
+        tables[name] = commands.add_parser(name, help=what, description=fault.__doc__)
+        add_for_faults(tables[name])
+        fault.add_arguments(tables[name])
     return parser, tables
 
 

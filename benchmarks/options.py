@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.section import PAGE
+from benchmarks.section import FAULTS_PAGE, PAGE
 
 BUILD = Path("build") / "benchmarks"
 
@@ -39,6 +39,22 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         const=_path(PAGE),
         metavar="PAGE",
         help=f"also put the section into this page ({PAGE})",
+    )
+
+
+def add_for_faults(parser: argparse.ArgumentParser) -> None:
+    """What trials of faults can be asked: they make their tiny inputs themselves, and measure no time."""
+    parser.add_argument("--seed", type=int, default=0, help="which faults are drawn (0)")
+    parser.add_argument(
+        "--work", type=_path, metavar="WORK", default=_path(BUILD / "faults"), help="scratch folder"
+    )
+    parser.add_argument(
+        "--write",
+        type=_path,
+        nargs="?",
+        const=_path(FAULTS_PAGE),
+        metavar="PAGE",
+        help=f"also put the section into this page ({FAULTS_PAGE})",
     )
 
 

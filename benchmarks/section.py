@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = "docs/benchmarks.md"
+FAULTS_PAGE = "docs/reliability.md"
+_MEASURED = "## Measured"  # the last part of that page
 
 _HEAD = """# Benchmarks
 
@@ -24,6 +26,7 @@ class Found:
     title: str
     body: Sequence[str]  # Markdown, a paragraph or a table each
     facts: Sequence[str] = ()  # what else took part: versions of peers, rates
+    faults: Sequence[str] = ()  # what must not be, a line each
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,19 @@ def write_section(page: Path, section: Section) -> None:
         sections.append(new)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n".join(part.rstrip("\n") + "\n" for part in (before, *sections)), encoding="utf-8")
+
+
+def write_part(page: Path, section: Section) -> None:
+    """The same under the page's last heading, "Measured", one level deeper."""
+    text = page.read_text(encoding="utf-8") if page.exists() else "# Reliability\n"
+    before, _, measured = text.partition(f"\n{_MEASURED}\n")
+    about, *parts = re.split(r"(?m)^(?=### )", measured)
+    new = "#" + section.markdown()
+    titles = [one.split("\n", 1)[0] for one in parts]
+    if f"### {section.title}" in titles:
+        parts[titles.index(f"### {section.title}")] = new
+    else:
+        parts.append(new)
+    whole = (f"{before}\n{_MEASURED}\n{about}", *parts)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join(part.rstrip("\n") + "\n" for part in whole), encoding="utf-8")

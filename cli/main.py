@@ -13,7 +13,7 @@ import typer
 import merging
 from merging.errors import MergingError
 
-from . import checkpoints, components, demo, pipeline
+from . import checkpoints, components, demo, drift, pipeline, verify
 from .failures import failed, interrupted, stopped, unexpected, usage
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click's
@@ -29,10 +29,12 @@ app = typer.Typer(
 )
 app.add_typer(pipeline.app)
 app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+app.command("drift", epilog=drift.DRIFT_EXAMPLE)(drift.drift)
 app.command("list", epilog=components.LIST_EXAMPLE)(components.list_methods)
 app.command("show", epilog=components.SHOW_EXAMPLE)(components.show)
 app.command("inspect", epilog=checkpoints.INSPECT_EXAMPLE)(checkpoints.inspect)
 app.command("compare", epilog=checkpoints.COMPARE_EXAMPLE)(checkpoints.compare)
+app.command("verify", epilog=verify.VERIFY_EXAMPLE)(verify.verify)
 
 
 def _print_version(wanted: bool) -> None:
@@ -89,6 +91,18 @@ def main(arguments: Sequence[str]) -> int:
             raise
         return failed(error, as_json=as_json)
     except Exception as error:
+        if (stop := _stopped_while(error)) is not None:
+            if isinstance(stop, SystemExit):
+                raise stop from None
+            return interrupted()
         if debug:
             raise
         return unexpected(error, as_json=as_json)
+
+
+def _stopped_while(error: BaseException) -> BaseException | None:
+    """The signal that was being answered when this error came up: libraries' own tidying up may fail then."""
+    context = error.__context__
+    while context is not None and not isinstance(context, KeyboardInterrupt | SystemExit):
+        context = context.__context__
+    return context

@@ -101,7 +101,7 @@ def run(
     """Merge, calibrate, measure; only what is missing is done. The last line is the final checkpoint."""
     if criterion is not None and not sweeps:
         raise SpecError("--criterion says how --sweep chooses, and there is no --sweep")
-    pipeline = _opened(spec, sets)
+    pipeline = opened(spec, sets)
     with progress_to_stderr(quiet=quiet) as progress, redirect_stdout(sys.stderr):
         if sweeps:
             pipeline = pipeline.search(
@@ -132,8 +132,8 @@ def run(
 
 @app.command(epilog="Example: merging pipeline plan spec.json --set merge.type=ties")
 def plan(spec: Spec, sets: Sets = None, as_json: Json = False) -> None:
-    """What a run would do, need and write; no weights are touched."""
-    found = _opened(spec, sets).plan()
+    """What a run would do, need and write; of weights only the first rows of each matrix are read."""
+    found = opened(spec, sets).plan()
     if as_json:
         print_json(found)
         return
@@ -144,8 +144,8 @@ def plan(spec: Spec, sets: Sets = None, as_json: Json = False) -> None:
 
 @app.command(epilog="Example: merging pipeline validate spec.json")
 def validate(spec: Spec, sets: Sets = None, as_json: Json = False) -> None:
-    """Every problem of the spec and of what it names, at once; no weights are touched."""
-    findings = _opened(spec, sets).validate()
+    """Every problem of the spec and of what it names, at once, the gravest first."""
+    findings = opened(spec, sets).validate()
     if as_json:
         print_json({"valid": True, "findings": findings})
         return
@@ -162,7 +162,7 @@ def schema() -> None:
     typer.echo(json.dumps(schema(), indent=2))
 
 
-def _opened(path: Path, sets: list[str] | None) -> Pipeline:
+def opened(path: Path, sets: list[str] | None) -> Pipeline:
     # The spec is read first: what is wrong with it is answered before torch is imported.
     from merging.spec import load_spec
 

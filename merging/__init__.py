@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from merging.settings import Settings as Settings
     from merging.spec import PipelineSpec as PipelineSpec
     from merging.tracer import ActivationTracer as ActivationTracer
+    from merging.verifying import verify as verify
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _HOMES = {
     "calibrator": "merging.components",
     "merge": "merging.api",
     "strategy": "merging.components",
+    "verify": "merging.verifying",
 }
 
 __all__ = ["__version__", *_HOMES]

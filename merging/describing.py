@@ -18,6 +18,7 @@ from merging.data.kept_heads import HEAD_FILE
 from merging.data.task import Task
 from merging.fates import fates
 from merging.layer_settings import LayerSettings
+from merging.licences import licence_of
 from merging.opening import Opened
 from merging.provenance import manifest
 from merging.report.card import MethodUsed, Origin, model_card
@@ -36,16 +37,18 @@ def describe(
     spec: PipelineSpec,
     opened: Opened,
     tasks: Mapping[str, Task],
-    hashes: Mapping[str, Mapping[str, str]],
+    inputs: Mapping[str, Any],
     device: str,
 ) -> None:
-    """Give README.md and manifest.json to the sink. `facts`: all that decides the checkpoint's bytes."""
+    """Give README.md and manifest.json to the sink. `facts`: all that decides the checkpoint's bytes;
+    `inputs`: what `inputs_read` says."""
     about = manifest(
         stage=stage,
         facts=facts,
         spec=spec,
         opened=opened,
-        hashes=hashes,
+        inputs=inputs,
+        methods=methods,
         device=device,
         calibration=_calibration(tasks),
         notes={
@@ -60,7 +63,10 @@ def describe(
         name: fate.model_dump(exclude_defaults=True) for name, fate in _fates(spec, opened, notes).items()
     }
     sink.add_file("manifest.json", json.dumps(about, indent=2, ensure_ascii=False, default=str))
-    origins = {role: Origin(given.name, given.hub, given.revision) for role, given in opened.inputs.items()}
+    origins = {
+        role: Origin(given.name, given.hub, given.revision, licence_of(given.folder))
+        for role, given in opened.inputs.items()
+    }
     changes = any(getattr(method, "changes_inference", False) for _, method in methods)
     sink.add_file(
         "README.md",

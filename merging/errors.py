@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Problem(NamedTuple):
@@ -12,10 +12,20 @@ class Problem(NamedTuple):
     where: str
     what: str
     remedy: str = ""
+    name: str = ""  # by which the spec's `allow` lets it through, if it may
+    gravity: Literal["error", "warning"] = "error"
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
+        if self.name:
+            line = f"{line} [{self.name}]"
+        if self.gravity == "warning":
+            line = f"warning: {line}"
         return f"{line}\n    {self.remedy}" if self.remedy else line
+
+    def named(self, name: str, *, warning: bool = False) -> Problem:
+        """The same, with its name and gravity."""
+        return self._replace(name=name, gravity="warning" if warning else "error")
 
 
 class MergingError(Exception):

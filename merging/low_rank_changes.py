@@ -12,6 +12,7 @@ from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.models import Models
 from merging.errors import CheckpointError, Problem
+from merging.finite import refuse_unless_finite
 from merging.low_rank import LowRank, factored
 from merging.matrix_merger import transposed_weights
 
@@ -61,11 +62,14 @@ class LowRankChanges:
         return (delta_OI.T if name in self._turned else delta_OI).reshape(shape)
 
     def _term(self, name: str, task: str) -> LowRank:
-        known = self._models.experts[task].factors(name)
+        expert = self._models.experts[task]
+        known = expert.factors(name)
         if known is not None:
+            for factor in (known.left_OR, known.right_RI):
+                refuse_unless_finite(factor, label=expert.label, name=name)
             return known
         if (task, name) not in self._found:
-            delta_OI = _delta(self._models.base, self._models.experts[task], name).flatten(1)
+            delta_OI = _delta(self._models.base, expert, name).flatten(1)
             largest = float(torch.linalg.matrix_norm(delta_OI, 2)) if delta_OI.any() else 0.0
             self._found[task, name] = factored(delta_OI, noise=NOISE * largest)
         return self._found[task, name]
@@ -95,4 +99,6 @@ def write_vector(name: str, models: Models, sink: CheckpointSink, scale: float) 
 
 
 def _delta(base: CheckpointSource, expert: CheckpointSource, name: str) -> Tensor:
-    return expert.read(name).double() - base.read(name).double()
+    expert_S = expert.read(name).double()
+    refuse_unless_finite(expert_S, label=expert.label, name=name)
+    return expert_S - base.read(name).double()

@@ -5,7 +5,8 @@ Shape letters: B examples, T tokens, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from merging.backbones.routed_experts import routed
 from merging.contracts.backbone import Backbone, Batch
-from merging.errors import TracingError
+from merging.errors import NumericalError, TracingError
 from merging.moments import Moments, NormMoments
 from merging.tracer import Block, Feed
 
@@ -92,7 +93,8 @@ class Measure:
         return {name: partial(self._add_norm, name) for name in self._norms}
 
     def _add(self, feed: Feed, x_BTD: Tensor) -> None:
-        self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
+        with _told(self._block, feed.linears[0]):
+            self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
 
     def _keep(self, feed: Feed, x_BTD: Tensor) -> None:
         self._kept[feed] = x_BTD.clone()  # the block may go on to change it in place
@@ -114,11 +116,21 @@ class Measure:
     def _add_pair(self, feed: Feed, target_BTD: Tensor, answers_BTO: Tensor | None = None) -> None:
         x_BTD = self._kept.pop(feed)
         weights_BT = self._weights(feed.linears[0], x_BTD.shape[:-1])
-        self._moments[feed].add(x_BTD, weights_BT, target_BTD, answers_BTO)
+        with _told(self._block, feed.linears[0]):
+            self._moments[feed].add(x_BTD, weights_BT, target_BTD, answers_BTO)
 
     def _add_norm(self, name: str, x_BTD: Tensor) -> None:
         z_BTD = normalised(self._block.module.get_submodule(name), x_BTD, self._kinds[name].offset)
         self._norms[name].add(z_BTD, self._weights(name, x_BTD.shape[:-1]))
+
+
+@contextmanager
+def _told(block: Block, linear: str) -> Iterator[None]:
+    """Name the module whose inputs are not finite."""
+    try:
+        yield
+    except NumericalError as error:
+        raise NumericalError(f'an activation, the input of "{block.name}.{linear}", is not finite') from error
 
 
 class NormKind(NamedTuple):

@@ -30,12 +30,12 @@ class Moments:
         self.features, self._target, self._unit = features, target, unit_tokens
         self.total = 0.0  # sum of token weights
         self.tokens = 0  # tokens of non-zero weight
-        self._half: Tensor | None = None  # the Gram's upper blocks; below them nothing is ever written
+        self._half: Tensor | None = None  # the Gram's upper blocks; what is below them, `_settled` says
         self._cross: Tensor | None = None
         self._answers = answers
         self._sum = torch.zeros(features)
         self._target_sum = torch.zeros(features)
-        self._gram: Tensor | None = None  # the whole of it, once asked for
+        self._settled = False  # whether `_half` is the whole Gram, divided
 
     @classmethod
     def of(
@@ -65,8 +65,8 @@ class Moments:
             like: dict[str, Any] = {"dtype": sums_dtype(x_TD.dtype), "device": x_TD.device}
             self._half = torch.zeros(self.features, self.features, **like)
             self._sum, self._target_sum = self._sum.to(**like), self._target_sum.to(**like)
+        self._open()
         _add_half_gram(self._half, x_TD, weighted_TD)
-        self._gram = None
         self._sum += weighted_TD.sum(0, dtype=self._sum.dtype)
         if target_BTD is not None:
             y_TD = self._rows(target_BTD, weights_BT)
@@ -88,12 +88,19 @@ class Moments:
 
     @property
     def gram_DD(self) -> Tensor:
-        """E[x xᵀ]; zeros where no token was seen."""
+        """E[x xᵀ]; zeros where no token was seen. Valid until more is added."""
         if self._half is None:
             return torch.zeros(self.features, self.features)
-        if self._gram is None:
-            self._gram = _mirrored(self._half).div_(max(self.total, _TINY))
-        return self._gram
+        if not self._settled:
+            _mirror_(self._half).div_(max(self.total, _TINY))
+            self._settled = True
+        return self._half
+
+    def _open(self) -> None:
+        """Sums again, where the Gram had been asked for."""
+        if self._settled and self._half is not None:
+            self._half.mul_(max(self.total, _TINY))
+        self._settled = False
 
     @property
     def cross_DD(self) -> Tensor:
@@ -126,6 +133,7 @@ class Moments:
         `dtype`: of the sums, for a process that took in nothing."""
         if ranks.size == 1:
             return
+        self._open()
         if self._half is None:
             wide = sums_dtype(dtype)
             self._half = torch.zeros(self.features, self.features, dtype=wide)
@@ -139,7 +147,6 @@ class Moments:
         for sums in (counts, self._sum, self._target_sum):
             ranks.total_(sums)
         self.total, self.tokens = float(counts[0]), int(counts[1])
-        self._gram = None
 
     def _met(self) -> Tensor:
         if self._cross is None:
@@ -250,9 +257,8 @@ def sums_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _mirrored(half_DD: Tensor) -> Tensor:
-    """The whole Gram; each diagonal block is there in full."""
-    whole_DD = half_DD.clone()
+def _mirror_(half_DD: Tensor) -> Tensor:
+    """The whole Gram, in place; each diagonal block is there in full."""
     for start, stop in _row_blocks(len(half_DD)):
-        whole_DD[stop:, start:stop] = half_DD[start:stop, stop:].T
-    return whole_DD
+        half_DD[stop:, start:stop] = half_DD[start:stop, stop:].T
+    return half_DD

@@ -23,6 +23,8 @@ class SolveHealth:
     ridge: float
     residual: float  # relative to the right-hand side
     fallback: str  # "" or what was done instead of a Cholesky solve
+    rank: int = 0  # directions that the system tells apart
+    damping: float = 0.0  # what was added to the diagonal alone, relative to its mean
 
     @property
     def short_of_tokens(self) -> bool:
@@ -79,38 +81,41 @@ class NormalEquations:
         Where the system cannot be solved by Cholesky, the solution is sought as anchor plus a correction, so
         that directions in which it says nothing (dead features, fewer tokens than features) keep the anchor.
         `damping` has no counterpart on the right side."""
-        lhs_DD = self.lhs_DD.clone()
-        lhs_DD.diagonal().add_(ridge + damping)
+        mean_diagonal = float(self.lhs_DD.diagonal().mean())
+        system = _Scaled(self.lhs_DD, ridge + damping)
         anchor_OD = torch.zeros_like(self.gap_OD) if anchor_OD is None else anchor_OD.to(self.gap_OD)
-        # Sums round relative to the features' own sizes: what drowns in noise shows only on a unit diagonal.
-        size_D = lhs_DD.diagonal().clamp_min(0).sqrt()
-        size_D = torch.where(size_D > 0, size_D, torch.ones_like(size_D))
-        unit_DD = lhs_DD.div_(size_D[:, None]).div_(size_D[None, :])
-        factor_DD, info = torch.linalg.cholesky_ex(unit_DD)
-        condition, fallback = float("inf"), ""
+        factor_DD, info = torch.linalg.cholesky_ex(system.unit_DD)
+        condition, fallback, dropped = float("inf"), "", 0
         if int(info) == 0:
-            condition = _condition(unit_DD, factor_DD)
+            condition = _condition(system.unit_DD, factor_DD)
         if condition * self._noise < _USABLE:
             start_OD = anchor_OD if self.reference_OD is None else self.reference_OD.to(self.gap_OD)
-            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping)
-            delta_OD = torch.cholesky_solve((wanted_OD / size_D).T, factor_DD).T / size_D
+            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping, system)
+            delta_OD = _solved(factor_DD, wanted_OD.div_(system.size_D).T).T.div_(system.size_D)
         else:
             start_OD = anchor_OD
-            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping)
-            delta_OD, dropped = _pseudo_solve(unit_DD, size_D, wanted_OD, len(unit_DD) * self._noise)
-            fallback = f"pseudo-inverse without {dropped} of {len(unit_DD)} directions"
-        solution_OD = start_OD + delta_OD
+            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping, system)
+            cutoff = len(self.lhs_DD) * self._noise
+            delta_OD, dropped = _pseudo_solve(system.unit_DD, system.size_D, wanted_OD, cutoff)
+            fallback = f"pseudo-inverse without {dropped} of {len(self.lhs_DD)} directions"
+        del factor_DD, wanted_OD
+        solution_OD = delta_OD.add_(start_OD)
         self.health = SolveHealth(
-            features=len(unit_DD),
+            features=len(self.lhs_DD),
             tokens=self.tokens,
             condition=condition,
             ridge=ridge,
-            residual=self._residual(solution_OD, anchor_OD, ridge, damping),
+            residual=self._residual(solution_OD, anchor_OD, ridge, system),
             fallback=fallback,
+            rank=len(self.lhs_DD) - dropped,
+            damping=damping / mean_diagonal if mean_diagonal > 0 else 0.0,
         )
+        system.restore_()
         return solution_OD
 
-    def _wanted(self, start_OD: Tensor, anchor_OD: Tensor, ridge: float, damping: float) -> Tensor:
+    def _wanted(
+        self, start_OD: Tensor, anchor_OD: Tensor, ridge: float, damping: float, system: _Scaled
+    ) -> Tensor:
         """What the change from `start` has to make of lhs + (ridge + damping) I."""
         wanted_OD = self.gap_OD.clone()
         if ridge and start_OD is not anchor_OD:
@@ -119,22 +124,51 @@ class NormalEquations:
             wanted_OD -= damping * start_OD
         reference_OD = 0 if self.reference_OD is None else self.reference_OD.to(start_OD)
         apart_OD = reference_OD - start_OD
-        return wanted_OD.addmm_(apart_OD, self.lhs_DD) if bool((apart_OD != 0).any()) else wanted_OD
+        if not bool((apart_OD != 0).any()):
+            return wanted_OD
+        wanted_OD += system.times(apart_OD)
+        return wanted_OD.sub_(apart_OD, alpha=ridge + damping)
 
-    def _residual(self, solution_OD: Tensor, anchor_OD: Tensor, ridge: float, damping: float) -> float:
+    def _residual(self, solution_OD: Tensor, anchor_OD: Tensor, ridge: float, system: _Scaled) -> float:
         """What is missing to rhs + ridge · anchor, relative to it; of some outputs, which tell for all."""
         some = slice(None, None, max(1, len(solution_OD) // _PROBED))
         rhs_PD = self.gap_OD[some] + ridge * anchor_OD[some]
         if self.reference_OD is not None:
-            rhs_PD = rhs_PD + self.reference_OD[some].to(rhs_PD) @ self.lhs_DD
-        solution_PD = solution_OD[some]
-        made_PD = solution_PD @ self.lhs_DD + (ridge + damping) * solution_PD
+            reference_PD = self.reference_OD[some].to(rhs_PD)
+            rhs_PD = rhs_PD + system.times(reference_PD) - system.added * reference_PD
+        made_PD = system.times(solution_OD[some])
         return float((made_PD - rhs_PD).norm()) / (float(rhs_PD.norm()) or 1.0)
 
     def solve_bias(self, weight_OD: Tensor, *, ridge: float = 0.0, anchor_O: Tensor | None = None) -> Tensor:
         """b = (offset - W · mean + ridge · anchor) / (sum of scales + ridge)."""
         anchor = torch.zeros_like(self.offset_O) if anchor_O is None else anchor_O.to(self.offset_O)
         return (self.offset_O - weight_OD.to(DTYPE) @ self.mean_D + ridge * anchor) / (self.scale + ridge)
+
+
+class _Scaled:
+    """lhs + added · I, in the place of lhs, as S · unit · S with a unit diagonal: sums round relative to the
+    features' own sizes, so that what drowns in noise shows only there."""
+
+    def __init__(self, lhs_DD: Tensor, added: float) -> None:
+        lhs_DD.diagonal().add_(added)
+        size_D = lhs_DD.diagonal().clamp_min(0).sqrt()
+        self.size_D = torch.where(size_D > 0, size_D, torch.ones_like(size_D))
+        self.unit_DD = lhs_DD.div_(self.size_D[:, None]).div_(self.size_D[None, :])
+        self.added = added
+
+    def times(self, rows_OD: Tensor) -> Tensor:
+        """rows · (lhs + added · I)."""
+        return ((rows_OD * self.size_D) @ self.unit_DD).mul_(self.size_D)
+
+    def restore_(self) -> None:
+        """lhs is what it was, but for rounding."""
+        self.unit_DD.mul_(self.size_D[:, None]).mul_(self.size_D[None, :]).diagonal().sub_(self.added)
+
+
+def _solved(factor_DD: Tensor, rhs_DO: Tensor) -> Tensor:
+    """(L Lᵀ)⁻¹ rhs. torch.cholesky_solve would copy the factor each time."""
+    inner_DO = torch.linalg.solve_triangular(factor_DD, rhs_DO, upper=False)
+    return torch.linalg.solve_triangular(factor_DD.mT, inner_DO, upper=True)
 
 
 def _add_scaled(total: Tensor, part: Tensor, scale: float) -> None:
@@ -162,7 +196,7 @@ def _condition(lhs_DD: Tensor, factor_DD: Tensor) -> float:
     largest = smallest = 1.0
     for _ in range(steps):
         high = lhs_DD @ (high / high.norm())
-        low = torch.cholesky_solve(low / low.norm(), factor_DD)
+        low = _solved(factor_DD, low / low.norm())
         largest, smallest = float(high.norm()), 1.0 / float(low.norm())
     return largest / smallest if smallest > 0 else float("inf")
 

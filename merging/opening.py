@@ -22,6 +22,7 @@ from merging.checkpoints.names import NameMap, module_names
 from merging.checkpoints.parts import as_seen
 from merging.checkpoints.prepared import PreparedFolder
 from merging.checkpoints.quantised import QUANTISED_KEYS
+from merging.checkpoints.side_files import side_files
 from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource, FilledSource
 from merging.checkpoints.vocabulary_rows import vocabulary_axes
@@ -33,9 +34,9 @@ from merging.contracts.models import Models
 from merging.errors import CheckpointError, MergingError, Problem, SpecError
 from merging.layer_settings import LayerSettings
 from merging.preflight import (
+    Finding,
     config_findings,
     config_problems,
-    refuse_unless_allowed,
     refuse_unwalkable,
     running_statistics,
 )
@@ -55,6 +56,18 @@ class Input:
     hub: bool = False
     revision: str | None = None
 
+    @property
+    def folder(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def named(self) -> dict[str, Path]:
+        """The files by their names in the folder; those outside of it by their whole paths."""
+        folder = self.folder
+        return {
+            file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file): file
+            for file in self.files
+        }
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -70,6 +83,7 @@ class Opened:
     notes: tuple[str, ...] = ()
     vocabulary: Matched | None = None
     prepared: PreparedFolder | None = None  # side files that differ from the base's
+    findings: tuple[Finding, ...] = ()  # of configs; whoever checks the run says which stop it
 
     @property
     def side_files(self) -> Path:
@@ -109,7 +123,7 @@ def _compared(spec: PipelineSpec) -> Opened:
     axes = vocabulary_axes(model, module_names(model, base.names()) if model else NameMap({}), base)
     members: dict[str, Member] = {}
     absent: dict[str, tuple[str, ...]] = {}
-    inputs = {"base": _input(spec.base.model, base_at, base)}
+    inputs = {"base": _input(spec.base.model, base_at, base, copied=True)}
     heads: dict[str, Mapping[str, Tensor]] = {}
     kept = {name for name in base.names() if keeps(name)}
     notes, problems = list(base.notes), []
@@ -156,7 +170,10 @@ def _compared(spec: PipelineSpec) -> Opened:
         members["merged"] = Member(fit.source, place.path)
     vocabulary = match_vocabularies(spec.vocabulary, base, base_at.path, members, axes, walks=_walks(spec))
     problems += vocabulary.problems
+    folders = {label: given.path for label, given in inputs.items() if label != "base"}
+    findings = config_findings(base_at.path, folders)
     if problems:
+        problems += [one.problem.named(one.name) for one in findings if one.name not in spec.allow]
         who = "the experts do" if spec.experts else "the merged model does"
         raise CheckpointError(f"{who} not fit the base", problems=problems)
     notes += vocabulary.notes
@@ -169,8 +186,6 @@ def _compared(spec: PipelineSpec) -> Opened:
     if spec.vocabulary is not None:
         inputs = {role: _with_files(given, vocabulary.files.get(role, ())) for role, given in inputs.items()}
     prepared = _prepared(base_at.path, vocabulary, backbone)
-    folders = {label: given.path for label, given in inputs.items() if label != "base"}
-    notes += refuse_unless_allowed(config_findings(base_at.path, folders), spec.allow)
     refuse_unwalkable(backbone, base, base_at.path, _methods(spec))
     notes += running_statistics(base)
     weights = {task: spec.experts[task].weight for task in experts}
@@ -179,7 +194,15 @@ def _compared(spec: PipelineSpec) -> Opened:
     if spec.output.form == "lora":
         outline_of(base_at.path)  # raises where there is no model class to write an adapter for
     return Opened(
-        base_at.path, models, inputs, heads, merged, tuple(dict.fromkeys(notes)), vocabulary, prepared
+        base_at.path,
+        models,
+        inputs,
+        heads,
+        merged,
+        tuple(dict.fromkeys(notes)),
+        vocabulary,
+        prepared,
+        tuple(findings),
     )
 
 
@@ -224,7 +247,10 @@ class _Plain:
         found = None if self._key is None else recall(self._key)
         if found is None:
             return None
-        spec, inputs = self._spec, {"base": _input(self._spec.base.model, self._base_at, self._base)}
+        spec, inputs = (
+            self._spec,
+            {"base": _input(self._spec.base.model, self._base_at, self._base, copied=True)},
+        )
         for task, (place, source) in self._experts.items():
             inputs[f'expert "{task}"'] = _input(spec.experts[task].ref.model, place, source)
         experts = {task: source for task, (_, source) in self._experts.items()}
@@ -243,7 +269,7 @@ class _Plain:
     def remember(self, opened: Opened) -> None:
         matched = opened.vocabulary
         changed = matched is not None and (matched.new or matched.rows is not None)
-        if self._key is None or changed or opened.prepared is not None:
+        if self._key is None or changed or opened.prepared is not None or opened.findings:
             return
         heads = {task: tuple(tensors) for task, tensors in opened.heads.items()}
         remember(self._key, Findings(tuple(sorted(opened.models.kept)), heads, opened.notes))
@@ -322,10 +348,13 @@ def _aligned(
     return align(base, source, model, is_head, tied=ties_head(folder), vocabulary=axes, is_outer=is_outer)
 
 
-def _input(name: str, place: ResolvedModel, source: CheckpointSource) -> Input:
+def _input(name: str, place: ResolvedModel, source: CheckpointSource, *, copied: bool = False) -> Input:
+    """`copied`: what lies beside the weights goes into the result, and is read too."""
     folder = place.path if place.path.is_dir() else place.path.parent
-    beside = [folder / "config.json"] if (folder / "config.json").is_file() else []
-    return Input(name, place.path, (*source.files, *beside), place.repo_id is not None, place.revision)
+    names = side_files(place.path).known if copied and place.path.is_dir() else ()
+    beside = [folder / name for name in dict.fromkeys((*names, "config.json"))]
+    files = dict.fromkeys((*source.files, *(file for file in beside if file.is_file())))
+    return Input(name, place.path, tuple(files), place.repo_id is not None, place.revision)
 
 
 def _task_head(folder: Path, source: CheckpointSource) -> Callable[[str], bool]:

@@ -13,10 +13,12 @@ from merging.spec import PipelineSpec, load_spec, parse_spec
 
 if TYPE_CHECKING:
     from merging.costs.budget import Choice
+    from merging.costs.steps import Steps
     from merging.data.task import Task
     from merging.opening import Opened
     from merging.plan import Plan
     from merging.report.curve import Criterion, Curve
+    from merging.report.drift import DriftReport
     from merging.report.report import Report
 
 Until = Literal["merge", "calibrate"]
@@ -31,6 +33,8 @@ class Pipeline:
         self.curve: Curve | None = None  # of the search that made this pipeline
         self._opened: Opened | None = None
         self._tasks: dict[str, Task] | None = None
+        self._choice: Choice | None = None
+        self._steps: Steps | None = None
 
     @classmethod
     def from_spec(
@@ -63,30 +67,38 @@ class Pipeline:
         return self._tasks
 
     def validate(self) -> list[str]:
-        """Everything that can be known before a weight is read; returns remarks, raises what stops a run."""
-        from merging.reporting import task_notes
-        from merging.running import choose_device
+        """Everything that can be known before the work: remarks, the gravest first; raises what stops a run.
 
-        choose_device(self.spec.device)
-        opened = self.resolve()
+        Of weights only the first rows of each matrix are read."""
+        from merging.checking import check, told
+        from merging.reporting import task_notes
+
+        found = check(self, device=self.spec.device, out=self.spec.output.path)
         notes = [note for task in self.tasks().values() for note in task_notes(task)]
-        self.choice()
-        return [*opened.notes, *notes]
+        return [*told(found, self.spec.allow), *self.resolve().notes, *notes]
 
     def choice(self) -> Choice:
         """What a run will do to keep to the spec's memory. Raises SpecError if it cannot."""
         from merging.costs.budget import USUAL_CHOICE, choose
-        from merging.costs.steps import Steps
         from merging.report.stages import resident
 
         if self.spec.memory is None:
             return USUAL_CHOICE
-        opened, tasks = self.resolve(), self.tasks()
-        start = resident()
-        return choose(Steps(self.spec, opened, tasks), self.spec.memory, start)
+        if self._choice is None:
+            steps = self.steps()
+            self._choice = choose(steps, self.spec.memory, resident())
+        return self._choice
+
+    def steps(self) -> Steps:
+        """What a run will cost, step by step."""
+        from merging.costs.steps import Steps
+
+        if self._steps is None:
+            self._steps = Steps(self.spec, self.resolve(), self.tasks())
+        return self._steps
 
     def plan(self) -> Plan:
-        """What a run will do and need. No weights are read."""
+        """What a run will do and need. Of weights only the first rows of each matrix are read."""
         from merging.plan import make_plan
 
         return make_plan(self)
@@ -104,8 +116,10 @@ class Pipeline:
 
         >>> report = pipeline.search({"merge.scale": [0.2, 0.3, 0.4]}).run("out")
         """
+        from merging.checking import check
         from merging.search import search
 
+        check(self, device=device or self.spec.device, out=None)
         spec, curve = search(
             self.spec,
             self.resolve(),
@@ -137,17 +151,26 @@ class Pipeline:
         Raises MergingError; nothing appears under its final name before it is whole. Started by torchrun, all
         its processes share the work, and all return the report.
         """
+        from merging.checking import REPORTED, check, told
         from merging.checkpoints.run_folder import RunFolder
         from merging.costs.budget import rebatch_
         from merging.provenance import fingerprint
         from merging.ranks import ranks
         from merging.running import Run, choose_device
         from merging.together import Follower
+        from merging.want_of_memory import want_of_memory
+        from merging.want_of_room import want_of_room
 
         target = Path(out) if out is not None else self.spec.output.path
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
-        together = ranks()
+        target = target.absolute()
+        folder, together = RunFolder(target), ranks()
+        remarks: tuple[str, ...] = ()
+        if together.first:
+            folder.check()
+            found = check(self, device=device or self.spec.device, out=target)
+            remarks = told([one for one in found if one.name not in REPORTED], self.spec.allow)
         choice = together.tell(self.choice() if together.first else None)
         if choice.batch is not None:
             rebatch_(self.tasks(), choice.batch)
@@ -157,13 +180,11 @@ class Pipeline:
                 self.spec, self.resolve(), self.tasks(), device=where, ranks=together, limits=choice.limits
             )
             return follower.serve()
-        folder = RunFolder(target.absolute())
-        folder.check()
-        choose_device(device or self.spec.device)
         opened, tasks = self.resolve(), self.tasks()
         asked = self.spec.canonical()
-        folder.open(fingerprint(asked), asked, overwrite=overwrite)
-        with folder:
+        with want_of_room(target):
+            folder.open(fingerprint(asked), asked, overwrite=overwrite)
+        with want_of_room(target), folder, want_of_memory(tasks):
             run = Run(
                 self.spec,
                 opened,
@@ -174,7 +195,49 @@ class Pipeline:
                 curve=self.curve,
                 ranks=together,
                 limits=choice.limits,
+                remarks=remarks,
             )
             report = run.all(until)
             run.leader.end(report)
             return report
+
+    def drift(
+        self,
+        out: Path | str | None = None,
+        *,
+        examples: int | None = None,
+        frechet: bool = True,
+        device: str | None = None,
+        overwrite: bool = False,
+        progress: Progress = silent,
+    ) -> DriftReport:
+        """Do what is missing of the run, then measure drift in full, on up to `examples` of each task (16 if
+        not given). The run's report.json is brought up to date.
+
+        Raises MergingError; DataError where there is nothing to measure on.
+        """
+        from merging.checkpoints.run_folder import RunFolder
+        from merging.drifting import drift_of_run, refuse_nothing
+        from merging.evaluation.drift import EXAMPLES
+        from merging.provenance import fingerprint
+        from merging.ranks import ranks
+        from merging.running import choose_device
+
+        refuse_nothing(self.resolve(), self.tasks())
+        report = self.run(out, device=device, overwrite=overwrite, progress=progress)
+        if not ranks().first:
+            return report.drift
+        asked, place = self.spec.canonical(), Path(report.checkpoint).parent
+        folder = RunFolder(place)
+        folder.open(fingerprint(asked), asked)
+        with folder:
+            return drift_of_run(
+                self.spec,
+                self.resolve(),
+                self.tasks(),
+                folder,
+                examples=examples or EXAMPLES,
+                frechet=frechet,
+                device=choose_device(device or self.spec.device),
+                progress=progress,
+            )

@@ -1,8 +1,8 @@
-"""Plan: what a run will do, with what, and what it will cost. Headers and configs are read, no weights."""
+"""Plan: what a run will do, with what, and what it will cost. Headers and configs are read, and the first
+rows of each matrix."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from merging.contracts.method import Method
 from merging.costs.budget import Choice, choose
 from merging.costs.probe import Rates, probe
 from merging.costs.steps import Step, Steps
+from merging.distances import distance
 from merging.evaluation.evaluator import is_scored
 from merging.fates import fates, foreseen
 from merging.layer_settings import LayerSettings
@@ -25,8 +26,10 @@ from merging.opening import Opened, opens_plainly
 from merging.report.entry import Entry
 from merging.report.solver import ParameterFate
 from merging.report.stages import resident
+from merging.room import free_bytes
 from merging.spec import Component, PipelineSpec
 from merging.tracer import Block, blocks_of
+from merging.want_of_memory import longest
 
 if TYPE_CHECKING:
     from merging.data.task import Task
@@ -44,6 +47,11 @@ class ModelPlan(Entry):
     coefficient: float | None = Field(
         default=None, description="Its factor in the result, where there is such a thing."
     )
+    distance: float | None = Field(
+        default=None,
+        description="Of its matrices to the base's, relative to these; from the first rows of each.",
+    )
+    cosine: float | None = Field(default=None, description="Of its matrices and the base's, likewise.")
 
 
 class TaskPlan(Entry):
@@ -51,6 +59,9 @@ class TaskPlan(Entry):
 
     calibration_asked: int | None = None
     calibration_used: int = 0
+    longest: int = Field(
+        default=0, description='Tokens of the longest calibration example, after the cut at "max_length".'
+    )
     validation_used: int = 0
     test_used: int = 0
     head: str = ""
@@ -153,7 +164,7 @@ def make_plan(pipeline: Pipeline) -> Plan:
         device=device,
         output=output,
         disk_bytes=checkpoints * planned.delivered_bytes,
-        disk_free_bytes=_free(Path(output)) if output else 0,
+        disk_free_bytes=free_bytes(Path(output)) if output else 0,
         scratch_bytes=max(step.scratch_bytes for step in steps),
         peak_bytes=max(step.peak_bytes for step in steps),
         memory_bytes=spec.memory,
@@ -280,6 +291,7 @@ def _model(opened: Opened, role: str, coefficient: float | None) -> ModelPlan:
     )
     specs = [source.spec(name) for name in source.names()]
     given = opened.inputs[role]
+    apart = None if role == "base" else distance(models, source)
     return ModelPlan(
         model=given.name,
         path=str(given.path),
@@ -287,6 +299,8 @@ def _model(opened: Opened, role: str, coefficient: float | None) -> ModelPlan:
         parameters=sum(one.elements for one in specs),
         bytes=sum(one.bytes for one in specs),
         coefficient=coefficient,
+        distance=None if apart is None else round(apart.relative, 6),
+        cosine=None if apart is None else round(apart.cosine, 6),
     )
 
 
@@ -299,6 +313,7 @@ def _task(task: Task, *, needs_data: bool) -> TaskPlan:
     return TaskPlan(
         calibration_asked=task.calibration.asked if task.calibration is not None else None,
         calibration_used=len(task.calibration) if task.calibration is not None else 0,
+        longest=longest(task.calibration),
         validation_used=len(task.validation) if task.validation is not None else 0,
         test_used=len(task.test) if task.test is not None else 0,
         head=" x ".join(map(str, task.head.shape)) if task.head is not None else "",
@@ -318,9 +333,3 @@ def _storage(asked: str, opened: Opened) -> str:
     base = opened.models.base
     kinds = {str(base.spec(name).dtype).removeprefix("torch.") for name in base.names()}
     return ", ".join(sorted(kinds))
-
-
-def _free(path: Path) -> int:
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free

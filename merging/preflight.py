@@ -21,12 +21,15 @@ from merging.contracts.backbone import Backbone
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.method import Method
 from merging.contracts.models import Models
-from merging.errors import CheckpointError, Problem, TracingError
+from merging.distances import distance
+from merging.errors import CheckpointError, MergingError, OutputError, Problem, TracingError
+from merging.spec.pipeline_spec import FindingName
 from merging.streaming import StreamedModel
 
-NAMES = ("config", "other_base")
 OTHER_BASE = 0.3  # cosine of the matrices: fine-tuning leaves it near 1, another start gives about 0
-SAMPLED_ROWS = 64  # of each matrix
+FAR = 0.5  # of the base's own size: fine-tuning moves matrices by a few hundredths of it
+
+_OF_MODELS = ("config", "other_base")
 
 _HARMLESS = re.compile(
     r"_.*|transformers_version|(torch_)?dtype|architectures|id2label|label2id|num_labels|problem_type|use_cache"
@@ -36,23 +39,24 @@ _HARMLESS = re.compile(
 
 
 class Finding(NamedTuple):
-    """`name` is what `allow` may list."""
+    """`name` is what `allow` may list; `stops`: a run, else it is a warning."""
 
-    name: str
+    name: FindingName
     problem: Problem
+    stops: bool = True
 
 
-def refuse_unless_allowed(findings: Sequence[Finding], allow: Sequence[str]) -> tuple[str, ...]:
-    """Raise CheckpointError with all findings that are not allowed; the others, as remarks for the report."""
-    stopping = [finding for finding in findings if finding.name not in allow]
-    if stopping:
-        names = ", ".join(f'"{name}"' for name in dict.fromkeys(finding.name for finding in stopping))
-        raise CheckpointError(
-            "the experts and the base do not belong together",
-            problems=[finding.problem for finding in stopping],
-            remedy=f'If that is meant, let it through with "allow": [{names}] in the spec.',
-        )
-    return tuple(f"allowed: {finding.problem}" for finding in findings)
+def refusal(findings: Sequence[Finding]) -> MergingError:
+    """The error for findings that stop a run, each with its name, and how to let them through."""
+    names = ", ".join(f'"{name}"' for name in dict.fromkeys(finding.name for finding in findings))
+    problems = [finding.problem.named(finding.name) for finding in findings]
+    remedy = f'If that is meant, let it through with "allow": [{names}] in the spec.'
+    apart = any(finding.name in _OF_MODELS for finding in findings)
+    if not apart:
+        return OutputError("this machine has too little room for the run", problems=problems, remedy=remedy)
+    return CheckpointError(
+        "the experts and the base do not belong together", problems=problems, remedy=remedy
+    )
 
 
 def config_problems(
@@ -90,20 +94,32 @@ def config_findings(base: Path, experts: Mapping[str, Path]) -> list[Finding]:
         if differing:
             shown = "; ".join(f"{key} {theirs[key]!r}, the base has {ours[key]!r}" for key in differing[:5])
             more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-            findings.append(Finding("config", Problem(label, f"its config says otherwise: {shown}{more}")))
+            remedy = "Name the base that it was trained from, or mend the config that is wrong."
+            problem = Problem(label, f"its config says otherwise: {shown}{more}", remedy)
+            findings.append(Finding("config", problem))
     return findings
 
 
 def weight_findings(models: Models) -> list[Finding]:
-    """Experts whose matrices have nothing in common with the base's, from the first rows of each matrix."""
+    """Experts whose matrices have nothing in common with the base's, and such as are far from it, from the
+    first rows of each matrix."""
     findings = []
     for expert in models.experts.values():
-        cosine = _cosine(models, expert)
-        if cosine is not None and cosine < OTHER_BASE:
+        found = distance(models, expert)
+        if found is not None and found.cosine < OTHER_BASE:
             what = (
-                f"its matrices have a cosine of {cosine:.2f} to the base's: it was trained from another base"
+                f"its matrices have a cosine of {found.cosine:.2f} to the base's: it was trained from "
+                "another base"
             )
-            findings.append(Finding("other_base", Problem(expert.label, what)))
+            remedy = "Name the base that it was trained from, or leave it out."
+            findings.append(Finding("other_base", Problem(expert.label, what, remedy)))
+        elif found is not None and found.relative > FAR:
+            what = (
+                f"its matrices differ from the base's by {found.relative:.2f} of their size (cosine "
+                f"{found.cosine:.2f}); fine-tuning moves them by a few hundredths"
+            )
+            remedy = "See that the base is the one it was trained from; `merging compare` shows each block."
+            findings.append(Finding("far_from_base", Problem(expert.label, what, remedy), stops=False))
     return findings
 
 
@@ -153,20 +169,6 @@ def not_finite(models: Models) -> list[Problem]:
             if bad:
                 problems.append(Problem(f"{source.label}: {name}", f"{bad} values are NaN or infinite"))
     return problems
-
-
-def _cosine(models: Models, expert: CheckpointSource) -> float | None:
-    dot = ours = theirs = 0.0
-    for name in models.base.names():
-        spec = models.base.spec(name)
-        if len(spec.shape) < 2 or not spec.dtype.is_floating_point or name in models.kept:
-            continue
-        rows = slice(0, min(SAMPLED_ROWS, spec.shape[0]))
-        a, b = (source.read(name, rows).double().flatten() for source in (models.base, expert))
-        if not bool(torch.isfinite(a).all() and torch.isfinite(b).all()):
-            continue
-        dot, ours, theirs = dot + float(a @ b), ours + float(a @ a), theirs + float(b @ b)
-    return dot / (ours * theirs) ** 0.5 if ours > 0 and theirs > 0 else None
 
 
 def _architecture(folder: Path) -> dict[str, Any]:

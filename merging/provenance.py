@@ -7,14 +7,14 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import merging
-from merging.opening import Opened
-from merging.spec import PipelineSpec
+from merging.opening import Input, Opened
+from merging.spec import Component, PipelineSpec
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "accelerate", "open_clip_torch")
 
@@ -58,18 +58,34 @@ def merge_facts(
     }
 
 
+def inputs_read(inputs: Mapping[str, Input], hashes: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """What a manifest says of inputs: role -> name in the spec, place, revision, and SHA-256 of each file.
+    `hashes`: role -> file -> SHA-256."""
+    return {
+        role: {
+            "model": given.name,
+            "path": str(given.folder),
+            "revision": given.revision,
+            "files": {name: {"sha256": digest} for name, digest in hashes[role].items()},
+        }
+        for role, given in inputs.items()
+    }
+
+
 def manifest(
     *,
     stage: str,
     facts: Mapping[str, Any],
     spec: PipelineSpec,
     opened: Opened,
-    hashes: Mapping[str, Mapping[str, str]],
+    inputs: Mapping[str, Any],
+    methods: Sequence[tuple[Component, Any]],
     device: str,
     calibration: Mapping[str, Mapping[str, Any]],
     notes: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """manifest.json of a checkpoint; the sink adds the list of its files."""
+    """manifest.json of a checkpoint; the sink adds its files and their hashes. `inputs`: see `inputs_read`;
+    `methods`: what was asked for and what did it, in order."""
     return {
         "format": 1,
         "stage": stage,
@@ -78,14 +94,17 @@ def manifest(
         "versions": versions(),
         "seed": spec.seed,
         "device": device,
-        "inputs": {
-            role: {
-                "model": given.name,
-                "revision": given.revision,
-                "files": {name: {"sha256": digest} for name, digest in hashes[role].items()},
+        "plan": [
+            {
+                "method": asked.type,
+                "settings": asked.settings.model_dump(mode="json"),
+                "paper": method.paper,
+                "needs": sorted(method.needs),
             }
-            for role, given in opened.inputs.items()
-        },
+            for asked, method in methods
+        ],
+        "inputs": {role: given for role, given in inputs.items() if role in opened.inputs},
+        "data": {role: given for role, given in inputs.items() if role not in opened.inputs},
         "calibration": {task: dict(facts) for task, facts in calibration.items()},
         "kept_from_base": sorted(opened.models.kept),
         "notes": dict(notes),

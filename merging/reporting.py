@@ -40,7 +40,7 @@ def make_report(
     used = spec.calibrate if "calibrated" in results else ()
     return Report.of(
         tasks=measured.task_reports(tasks),
-        warnings=[*opened.notes, *remarks, *notes, *losses],
+        warnings=[*opened.notes, *remarks, *notes, *losses, *measured.notes],
         spec=spec.model_dump(mode="json"),
         versions=versions(),
         seed=spec.seed,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,22 +17,29 @@ from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.hashing import FileHashes
 from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.lora_sink import LoraSink
+from merging.checkpoints.manifest import MANIFEST, listing
 from merging.checkpoints.run_folder import RunFolder, write_atomic
-from merging.contracts.calibrator import Calibrator
+from merging.contracts.calibrator import Calibrator, adapting
 from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress
 from merging.data.heads import save_head
 from merging.data.kept_heads import save_kept_head
 from merging.data.task import CalibrationData, Task
 from merging.describing import describe
+from merging.drifting import tell_harm_
 from merging.errors import CheckpointError, DataError, NumericalError, SpecError
+from merging.evaluation.drift import EXAMPLES
+from merging.held_out import held_out_of
 from merging.layerwise import Placed
 from merging.limits import USUAL, Limits
 from merging.making import make_calibrators, make_merger, open_result, run_merger
 from merging.opening import Opened
-from merging.preflight import not_finite, refuse_unless_allowed, weight_findings
-from merging.provenance import code_of, fingerprint, merge_facts, versions
+from merging.preflight import not_finite
+from merging.provenance import code_of, fingerprint, inputs_read, merge_facts, versions
 from merging.ranks import ALONE, Ranks
+from merging.reading_list import deciding_inputs, measuring_inputs, plugin_inputs
+from merging.reloading import reload_check
+from merging.report.card_of_run import tell_scores_
 from merging.report.curve import Curve
 from merging.report.report import Report, StageReport
 from merging.report.stages import Stage
@@ -57,23 +66,25 @@ class Run:
         curve: Curve | None = None,
         ranks: Ranks = ALONE,
         limits: Limits = USUAL,
+        remarks: Sequence[str] = (),
     ) -> None:
         """`curve`: the search that chose some of the spec's settings. `ranks`: this is the first of them.
-        `limits`: what keeps it within its memory."""
+        `limits`: what keeps it within its memory. `remarks`: what was found beforehand, for the report."""
         self.curve, self.leader = curve, Leader(ranks)
         self.spec, self.opened, self.tasks, self.folder = spec, opened, dict(tasks), folder
         self.device, self.progress = choose_device(device), progress
         self.stages: list[StageReport] = []
-        self.remarks: tuple[str, ...] = ()
-        self.hashes: dict[str, dict[str, str]] = {}
+        self.remarks = tuple(remarks)
+        self.hashes: dict[str, dict[str, str]] = {}  # of models: role -> file -> SHA-256
+        self.code: dict[str, dict[str, str]] = {}  # of plug-ins
+        self.read: dict[str, Any] = {}  # what manifests say of all inputs that decide checkpoints
+        self.measured_on: dict[str, Any] = {}  # and of those that decide scores alone
         self.merger = make_merger(spec, opened, self.device, folder.work, limits)
         self.calibrators = make_calibrators(spec, self.device, folder.work, limits)
 
     def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
         with self._stage("hash inputs"):
             self._hash_inputs()
-            found = weight_findings(self.opened.models)
-            self.remarks = refuse_unless_allowed(found, self.spec.allow)
         facts = self._facts(until)
         if (report := self._finished(facts)) is not None:
             return report
@@ -87,7 +98,8 @@ class Run:
                 self.opened.models,
                 {name: open_result(path, self.opened) for name, path in results.items()},
                 self.tasks,
-                adapt=self._adapt if "calibrated" in results else None,
+                held=held_out_of(self.spec, self.tasks, base_folder=self.opened.side_files, count=EXAMPLES),
+                adapt=adapting(self.calibrators) if "calibrated" in results else None,
                 device=self.device,
                 work=self.folder.work,
                 progress=self.progress,
@@ -103,19 +115,43 @@ class Run:
             device=self.device,
             remarks=self.remarks,
         )
+        if "calibrated" in results:
+            tell_harm_(results["calibrated"], report.drift)
+        for checkpoint in results.values():
+            tell_scores_(checkpoint, report)
         self.folder.write_atomic("report.json", report.model_dump_json(indent=2) + "\n")
+        self._list_files(facts)
         write_atomic(self.folder.state / "report-of", facts)
         return report
 
+    def _list_files(self, facts: str) -> None:
+        """What `merging verify` needs beside the checkpoints' own manifests: heads, report, what was measured
+        on."""
+        ours = [self.folder.path / name for name in self.folder.owned if name.startswith("heads/")]
+        files = [self.folder.path / "report.json", *(file for file in sorted(ours) if file.is_file())]
+        about = {"format": 1, "stage": "run", "fingerprint": facts, "data": self.measured_on}
+        text = json.dumps({**about, **listing(self.folder.path, files)}, indent=2, ensure_ascii=False)
+        write_atomic(self.folder.state / MANIFEST, text + "\n")
+
     def _hash_inputs(self) -> None:
         known = FileHashes()
-        files = [(role, file) for role, given in self.opened.inputs.items() for file in given.files]
-        self.hashes = {role: {} for role in self.opened.inputs}
-        digests = in_threads(lambda item: known.of(item[1]), files, torch.get_num_threads())
-        for done, ((role, file), digest) in enumerate(zip(files, digests, strict=True), 1):
-            self.hashes[role][file.name] = digest
+        deciding = {**self.opened.inputs, **deciding_inputs(self.spec, self.tasks)}
+        measuring = measuring_inputs(self.spec, self.tasks)
+        files = [
+            (role, name, file)
+            for role, given in (deciding | measuring).items()
+            for name, file in given.named().items()
+        ]
+        hashes: dict[str, dict[str, str]] = {role: {} for role in deciding | measuring}
+        digests = in_threads(lambda item: known.of(item[2]), files, torch.get_num_threads())
+        for done, ((role, name, _), digest) in enumerate(zip(files, digests, strict=True), 1):
+            hashes[role][name] = digest
             self.progress("hash inputs", done, len(files))
         known.save()
+        self.hashes = {role: hashes[role] for role in self.opened.inputs}
+        self.code = {role: hashes[role] for role in plugin_inputs(self.spec)}
+        self.read = inputs_read(deciding, hashes)
+        self.measured_on = inputs_read(measuring, hashes)
 
     def _merge(self) -> Path:
         target = self.folder.claim("merged")
@@ -132,7 +168,7 @@ class Run:
                     if shared:
                         self.leader.collect(sink)
                     self._describe(sink, "merged", facts, [(self.spec.merge, self.merger)], notes)
-                known.clear()
+        self.folder.forget("merge")
         return target
 
     def _known(self, step: str, method: Merger | Calibrator, facts: Mapping[str, Any]) -> SolvedBlocks:
@@ -155,6 +191,7 @@ class Run:
         if self.folder.stage_done("calibrated", fingerprint(facts)):
             for calibrator in self.calibrators:
                 calibrator.load_plugins(plugins)
+            self.folder.forget("calibrate")
             return target
         with self._stage("calibrate"):
             source, steps = merged, self.folder.work / "steps"
@@ -190,8 +227,7 @@ class Run:
                         ]
                         self._describe(sink, "calibrated", facts, used, notes)
                 source = place
-            for one in known:
-                one.clear()
+        self.folder.forget("calibrate")
         return target
 
     def _save_plugins(self, calibrator: Calibrator, folder: Path) -> None:
@@ -222,7 +258,21 @@ class Run:
             ) from error
 
     def _sink(self, target: Path, *, delivered: bool = True) -> SafetensorsSink | LoraSink:
-        """`delivered`: it is one of the results, which are adapters if the spec says so."""
+        """`delivered`: it is one of the results, which are adapters if the spec says so, and are opened again
+        before they are published."""
+        sink = self._plain_sink(target, delivered=delivered)
+        if delivered:
+            sink.check = partial(
+                reload_check,
+                stage=target.name,
+                spec=self.spec,
+                opened=self.opened,
+                tasks=self.tasks,
+                device=self.device,
+            )
+        return sink
+
+    def _plain_sink(self, target: Path, *, delivered: bool) -> SafetensorsSink | LoraSink:
         output, models = self.spec.output, self.opened.models
         dtype = None if output.dtype == "base" else getattr(torch, output.dtype)
         if output.form == "lora" and delivered:
@@ -262,7 +312,7 @@ class Run:
             spec=self.spec,
             opened=self.opened,
             tasks=self.tasks,
-            hashes=self.hashes,
+            inputs=self.read,
             device=self.device,
         )
 
@@ -292,14 +342,9 @@ class Run:
             heads,
         )
 
-    def _adapt(self, features_BF: torch.Tensor, task: str) -> torch.Tensor:
-        for calibrator in self.calibrators:
-            features_BF = calibrator.adapt(features_BF, task)
-        return features_BF
-
     def _merge_facts(self) -> dict[str, Any]:
         needs = "data" in self.merger.needs
-        facts = merge_facts(self.spec, self.hashes, self._fingerprints() if needs else {})
+        facts = merge_facts(self.spec, self.hashes | self.code, self._fingerprints() if needs else {})
         return {**facts, "heads": self._heads()} if "heads" in self.merger.needs else facts
 
     def _calibrate_facts(self) -> dict[str, Any]:

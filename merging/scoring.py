@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,9 +16,10 @@ from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.data.hashing import overlap
 from merging.data.task import Task
-from merging.evaluation.drift import EXAMPLES, BlockDrift, drift
+from merging.evaluation.drift import EXAMPLES, ModelDrift, drift
 from merging.evaluation.evaluator import evaluate, is_scored
 from merging.evaluation.metric import Adapt, TaskScore
+from merging.held_out import WORDS, HeldOut
 from merging.report.drift import DriftReport
 from merging.report.scores import TaskReport
 from merging.streaming import load_model
@@ -28,10 +30,20 @@ class Measured:
     """Scores by kind of model ("base", "expert", "merged", "calibrated") and task; drift by task."""
 
     scores: dict[str, dict[str, TaskScore]] = field(default_factory=dict)
-    drift: dict[str, dict[str, tuple[BlockDrift, ...]]] = field(default_factory=dict)
+    drift: dict[str, dict[str, ModelDrift]] = field(default_factory=dict)
+    held: dict[str, HeldOut] = field(default_factory=dict)  # task -> what its drift was measured on
+    drift_examples: int = EXAMPLES  # of each task, at most
 
     def drift_report(self) -> DriftReport:
-        return DriftReport.of(self.drift, examples=EXAMPLES) if self.drift else DriftReport()
+        if not self.drift:
+            return DriftReport()
+        measured_on = {task: WORDS[one.origin] for task, one in self.held.items() if task in self.drift}
+        return DriftReport.of(self.drift, examples=self.drift_examples, measured_on=measured_on)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report should warn of in the examples that drift was measured on."""
+        return tuple(one.note for one in self.held.values() if one.note)
 
     def task_reports(self, tasks: Mapping[str, Task]) -> dict[str, TaskReport]:
         return {
@@ -64,12 +76,14 @@ def measure(
     results: Mapping[str, CheckpointSource],
     tasks: Mapping[str, Task],
     *,
+    held: Mapping[str, HeldOut],
     adapt: Adapt | None = None,
     device: str = "cpu",
     work: Path | None = None,
     progress: Progress = silent,
 ) -> Measured:
-    """`results`: "merged" and maybe "calibrated"; `adapt` is applied to the features of the calibrated model.
+    """`results`: "merged" and maybe "calibrated"; `adapt` is applied to the features of the calibrated model;
+    `held`: what to measure drift on, task by task.
 
     One model is loaded at a time to score it, a block at a time for its drift. `work`: where activations go
     that memory does not hold.
@@ -77,8 +91,7 @@ def measure(
     backbone = models.backbone
     measured = Measured()
     scored = [task for task in tasks.values() if is_scored(task)]
-    walked = [task for task in tasks.values() if task.test is not None or task.calibration is not None]
-    if backbone is None or not (walked or scored):
+    if backbone is None or not (held or scored):
         return measured
 
     def score(kind: str, model: nn.Module, some: Sequence[Task], adapted: Adapt | None = None) -> None:
@@ -98,13 +111,46 @@ def measure(
         for task in scored:
             if task.name in models.experts:
                 score("expert", load_model(backbone, models.experts[task.name], device=device), [task])
-        for number, task in enumerate(walked):
-            progress("measure drift", number, len(walked))
-            examples = task.test if task.test is not None else task.calibration
-            if examples is not None and task.name in models.experts:
-                expert = models.experts[task.name]
-                measured.drift[task.name] = drift(
-                    expert, results, backbone, examples.batches(), device=device, work=work
-                )
-            progress("measure drift", number + 1, len(walked))
+    found = measure_drift(models, results, held, adapt=adapt, device=device, work=work, progress=progress)
+    measured.drift, measured.held = found.drift, found.held
     return measured
+
+
+@torch.no_grad()
+def measure_drift(
+    models: Models,
+    results: Mapping[str, CheckpointSource],
+    held: Mapping[str, HeldOut],
+    *,
+    adapt: Adapt | None = None,
+    examples: int = EXAMPLES,
+    frechet: bool = False,
+    device: str = "cpu",
+    work: Path | None = None,
+    progress: Progress = silent,
+) -> Measured:
+    """Drift alone. `frechet`: the distance between distributions, too. One model's block at a time."""
+    measured = Measured(drift_examples=examples)
+    walked = {task: one for task, one in held.items() if task in models.experts}
+    if models.backbone is None:
+        return measured
+    for number, (task, one) in enumerate(walked.items()):
+        progress("measure drift", number, len(walked))
+        measured.held[task] = one
+        measured.drift[task] = drift(
+            models.experts[task],
+            results,
+            models.backbone,
+            one.examples.batches(),
+            examples=examples,
+            adapt={} if adapt is None else {"calibrated": partial(_of_task, adapt, task)},
+            frechet=frechet,
+            device=device,
+            work=work,
+        )
+        progress("measure drift", number + 1, len(walked))
+    return measured
+
+
+def _of_task(adapt: Adapt, task: str, features_BF: torch.Tensor) -> torch.Tensor:
+    return adapt(features_BF, task)

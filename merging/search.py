@@ -15,7 +15,7 @@ from merging.checkpoints.sink import StateDictSink
 from merging.checkpoints.source import CheckpointSource, StateDictSource
 from merging.components import calibrators, strategies
 from merging.contracts.backbone import Backbone
-from merging.contracts.calibrator import Calibrator
+from merging.contracts.calibrator import adapting
 from merging.contracts.method import Progress, silent
 from merging.data.hashing import overlap
 from merging.data.portion import Portion
@@ -119,7 +119,7 @@ class _Search:
             with sink:
                 calibrator.calibrate(source, self._opened.models, self._data(), self._opened.pinned(sink))
             source = StateDictSource(sink.tensors, "calibrated")
-        return source, _adapting(used)
+        return source, adapting(used)
 
     def _merged(self, spec: PipelineSpec) -> CheckpointSource:
         """Merged anew only where the merge itself differs from that of the point before."""
@@ -234,15 +234,6 @@ def _judge(
     if criterion == "entropy":
         return Entropy(backbone, judged, tasks)
     return FeatureDistance(opened.models, backbone, judged, device)
-
-
-def _adapting(used: Sequence[Calibrator]) -> Adapt:
-    def adapt(features_BF: torch.Tensor, task: str) -> torch.Tensor:
-        for calibrator in used:
-            features_BF = calibrator.adapt(features_BF, task)
-        return features_BF
-
-    return adapt
 
 
 def _refuse_misfits(specs: Sequence[PipelineSpec], opened: Opened) -> None:

@@ -53,7 +53,9 @@ class _TaskOpening:
         validation = self._attempt(
             f"tasks.{name}.validation", self._examples, name, "validation", given.validation
         )
-        head = self._attempt(f"tasks.{name}.head", self._head, name, given)
+        named = (getattr(one, "classes", ()) for one in (test, validation, calibration))
+        classes = next((found for found in named if found), ())
+        head = self._attempt(f"tasks.{name}.head", self._head, name, given, classes)
         task = Task(name, calibration, test, head, given.metric, validation)
         self.problems += [
             *metric(task.metric).problems(task, self._opened.models.backbone),
@@ -114,11 +116,12 @@ class _TaskOpening:
         head.names = head_names(read_config(self._opened.inputs[f'expert "{name}"'].path), head.shape[0])
         return head
 
-    def _head(self, name: str, given: TaskSpec) -> LinearHead | None:
+    def _head(self, name: str, given: TaskSpec, classes: tuple[str, ...]) -> LinearHead | None:
         if given.head is not None and given.head.type == "linear":
             return load_head(given.head.path, task=name)
         if given.head is not None and given.head.type == "zero_shot":
-            return zero_shot_head(given.head, task=name, base=self._opened.base_folder)
+            base = self._opened.base_folder
+            return zero_shot_head(given.head, task=name, base=base, known=classes)
         tensors = self._opened.heads.get(name, {})
         needing = _needing_heads(self._spec)
         tested = given.test is not None and metric(given.metric).reads_head

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -293,6 +294,10 @@ def hollow(backbone: Backbone) -> nn.Module:
             if parameter is not None and parameter.is_meta:
                 zeros = torch.zeros(()).expand(parameter.shape)
                 module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
+        config = getattr(module, "config", None)
+        if getattr(config, "_experts_implementation", None) not in (None, "eager"):
+            module.config = config = deepcopy(config)  # which the true models share
+            config._experts_implementation = "eager"  # grouped products refuse what takes no memory
     return model
 
 

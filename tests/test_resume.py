@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import PICTURE, SIZE, expert_of, pixels
 
+from merging.checkpoints.run_folder import RunFolder
 from merging.errors import OutputError
 from merging.pipeline import Pipeline
 from merging.solved_blocks import Solved, SolvedBlocks
@@ -103,6 +104,30 @@ def test_only_the_remaining_blocks_are_solved_and_the_result_is_the_same(
     assert final(tmp_path / "out") == final(tmp_path / "whole")
     assert report.solver == whole.solver
     assert report.parameters == whole.parameters
+    assert not list((tmp_path / "out" / ".merging").rglob("block-*"))
+
+
+@pytest.mark.parametrize("method", ["regmean", "featcal"])
+def test_blocks_of_a_step_that_ended_just_before_a_kill_are_not_kept(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    spec = spec_of(workshop, METHODS[method])
+    step = "merge" if method == "regmean" else "calibrate"
+    true = RunFolder.forget
+
+    def forget(folder: RunFolder, name: str) -> None:
+        if name == step:
+            raise Interrupted
+        true(folder, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "forget", forget)
+        with pytest.raises(Interrupted):
+            Pipeline.from_spec(spec).run(tmp_path / "out")
+    assert list((tmp_path / "out" / ".merging").rglob("block-*"))
+
+    Pipeline.from_spec(spec).run(tmp_path / "out")
+
     assert not list((tmp_path / "out" / ".merging").rglob("block-*"))
 
 

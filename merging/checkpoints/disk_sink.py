@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from merging.checkpoints.atomic import sync
 from merging.checkpoints.layout import INDEX, Layout, plan_layout
-from merging.checkpoints.manifest import MANIFEST
+from merging.checkpoints.manifest import MANIFEST, listing
 from merging.checkpoints.publish import Partial
 from merging.checkpoints.side_files import SideFiles, side_files
-from merging.checkpoints.sink import CheckpointSink
+from merging.checkpoints.sink import CheckpointSink, nothing_to_check
 from merging.checkpoints.source import CheckpointSource
 from merging.checkpoints.weight_files import refuse_outside
 from merging.checkpoints.weight_writer import Ranges, WeightWriter
@@ -56,6 +56,7 @@ class SafetensorsSink(CheckpointSink):
             self.add_file(name, text)
         self.copied = SideFiles((), ())  # which files came along, and which were left behind
         self.notes: list[str] = []
+        self.check: Callable[[Path], None] = nothing_to_check  # of the whole folder, before it is published
         self._partial = Partial(target)
         self.target = self._partial.target
         self._writer = WeightWriter(
@@ -106,6 +107,7 @@ class SafetensorsSink(CheckpointSink):
             self._writer.check_complete()
             self._writer.sync()
             self._write_texts()
+            self.check(self._partial.content)
         except OSError as error:
             self.abort()
             raise _failed(self.target, error) from error
@@ -164,7 +166,7 @@ class SafetensorsSink(CheckpointSink):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         present = sorted(path for path in content.rglob("*") if path.is_file())
-        manifest["files"] = {path.relative_to(content).as_posix(): path.stat().st_size for path in present}
+        manifest |= listing(content, present)
         (content / MANIFEST).write_text(
             json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )

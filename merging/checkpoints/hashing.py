@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from merging.cache import cache_folder
@@ -14,6 +15,7 @@ from merging.checkpoints.atomic import write_atomic
 from merging.errors import OutputError
 
 _BLOCK = 1 << 22
+_AT_ONCE = 8  # files; more only compete for the disk
 _FRESH = 2.0  # seconds: a file changed so recently could change again without its time stamps moving
 _KEPT = 20_000  # entries, the latest
 
@@ -57,8 +59,10 @@ class FileHashes:
 
 
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
-    """Path -> SHA-256, read anew."""
-    return {str(path): _digest(path) for path in paths}
+    """Path -> SHA-256, read anew, several files at a time."""
+    files = list(paths)
+    with ThreadPoolExecutor(max(1, min(len(files), os.cpu_count() or 1, _AT_ONCE))) as threads:
+        return dict(zip(map(str, files), threads.map(_digest, files), strict=True))
 
 
 def _read(place: Path) -> dict[str, str]:

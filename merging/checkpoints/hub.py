@@ -23,6 +23,7 @@ _SIDE = [
     "*.bpe",
     "LICENSE*",
     "NOTICE*",
+    "README.md",  # says the licence
 ]
 _SAFE = ["*.safetensors"]
 _PICKLED = ["*.bin", "*.pt", "*.pth"]

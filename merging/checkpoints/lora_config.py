@@ -36,6 +36,7 @@ _REFUSED = {
     "lora_ga_config": "started from a base that was changed",
 }
 _STARTS_FROM_THE_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of init_lora_weights
+_REPEATS = 3  # "*", "+" or "{" in one pattern of module names
 _WITHOUT_EFFECT = {  # on what the adapter's tensors mean
     "auto_mapping",
     "ensure_weight_tying",
@@ -118,12 +119,24 @@ def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> 
         config = LoraConfig.model_validate({key: value for key, value in found.items() if value is not None})
         for pattern in (*(config.rank_pattern or {}), *(config.alpha_pattern or {})):
             re.compile(pattern)
+            _refuse_endless(pattern, file)
     except ValidationError as error:
         what = [Problem(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
         raise CheckpointError(f"{file} is damaged", problems=what) from error
     except re.error as error:
         raise CheckpointError(f"{file} is damaged: a pattern cannot be read: {error}") from error
     return config
+
+
+def _refuse_endless(pattern: str, file: Path | str) -> None:
+    """Raises CheckpointError for a pattern that can be matched in so many ways that matching may not end."""
+    plain = re.sub(r"\\.|\[[^\]]*\]", "x", pattern)
+    if re.search(r"\)[*+{]", plain) or len(re.findall(r"[*+{]", plain)) > _REPEATS:
+        raise CheckpointError(
+            f'{file} is unsafe: its pattern "{pattern[:80]}" repeats a group, or has more than {_REPEATS} '
+            "repetitions: matching it may take for ever",
+            remedy="Name the modules in full instead, as they are named in the adapter's tensors.",
+        )
 
 
 def _unreadable(found: Mapping[str, Any]) -> list[tuple[str, str]]:

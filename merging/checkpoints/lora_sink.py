@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from merging.checkpoints.atomic import sync
 from merging.checkpoints.lora_config import CONFIG
 from merging.checkpoints.lora_roles import PREFIX, Roles, adapter_config
-from merging.checkpoints.manifest import MANIFEST
+from merging.checkpoints.manifest import MANIFEST, listing
 from merging.checkpoints.publish import Partial
 from merging.checkpoints.rounding import rounded
 from merging.checkpoints.side_files import SideFiles
-from merging.checkpoints.sink import CheckpointSink, row_range
+from merging.checkpoints.sink import CheckpointSink, nothing_to_check, row_range
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError, OutputError, Problem
 from merging.low_rank import LowRank, shortened
@@ -73,6 +73,7 @@ class LoraSink(CheckpointSink):
         self._problems: list[Problem] = []
         self._texts: dict[str, str] = {}
         self.copied, self.notes = SideFiles((), ()), []  # type: ignore[var-annotated]
+        self.check: Callable[[Path], None] = nothing_to_check  # of the whole folder, before it is published
         self._partial = Partial(target)
         self.target = self._partial.target
 
@@ -128,6 +129,7 @@ class LoraSink(CheckpointSink):
                     remedy='Give a rank as a number, or use "form": "model".',
                 )
             self._write_files()
+            self.check(self._partial.content)
             self.notes += self._partial.publish()
         except BaseException:
             self.abort()
@@ -215,7 +217,7 @@ class LoraSink(CheckpointSink):
         about = json.loads(self._texts.pop(MANIFEST, "{}"))
         for name, text in self._texts.items():
             (content / name).write_text(text, encoding="utf-8")
-        about["files"] = {path.name: path.stat().st_size for path in sorted(content.iterdir())}
+        about |= listing(content, sorted(content.iterdir()))
         (content / MANIFEST).write_text(
             json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from merging.checkpoints.atomic import write_atomic
+from merging.checkpoints.hashing import hashes
 
 MANIFEST = "manifest.json"
+
+
+def listing(folder: Path, files: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """What a manifest says of the files of ours in that folder: `files`, name -> bytes, and `sha256`."""
+    digests = hashes(files)
+    names = {path.relative_to(folder).as_posix(): path for path in files}
+    return {
+        "files": {name: path.stat().st_size for name, path in names.items()},
+        "sha256": {name: digests[str(path)] for name, path in names.items()},
+    }
 
 
 def listed_files(folder: Path) -> dict[str, int] | None:
@@ -19,8 +30,14 @@ def listed_files(folder: Path) -> dict[str, int] | None:
     files = manifest.get("files") if manifest is not None else None
     if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
         return None
-    inside = all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in files)
-    return files if inside else None
+    return files if all(_is_inside(folder, name) for name in files) else None
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether it names a file of the folder; what lies behind a link that leads out is none."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        return False
+    return (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any] | None:
@@ -37,7 +54,9 @@ def remove_listed(folder: Path) -> None:
     listed = listed_files(folder)
     if listed is None:
         return
-    for name in listed:
+    # Cut short at any moment, nothing of it looks whole: fingerprint and index to shards go first.
+    write_atomic(folder / MANIFEST, json.dumps({"files": listed}) + "\n")
+    for name in sorted(listed, key=_turn_to_go):
         (folder / name).unlink(missing_ok=True)
     for parent, _, _ in os.walk(folder, topdown=False):
         if Path(parent) != folder:
@@ -47,6 +66,10 @@ def remove_listed(folder: Path) -> None:
         folder.rmdir()
     else:
         write_atomic(folder / MANIFEST, json.dumps({"files": {}}) + "\n")
+
+
+def _turn_to_go(name: str) -> int:
+    return 0 if name.endswith(".index.json") else 1 if name.endswith(".safetensors") else 2
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -134,6 +134,11 @@ def _target_name(folder: Path) -> str | None:
 
 def _recover(folder: Path, target: Path) -> list[str]:
     content, old = folder / "content", folder / "old"
+    if links := [path.name for path in (content, old, folder / "done") if path.is_symlink()]:
+        raise OutputError(
+            f"{folder} has a link, {links[0]}, where a run makes a folder",
+            remedy="Remove that link, then run again.",
+        )
     notes: list[str] = []
     if old.exists() and not target.exists():
         if content.exists():

@@ -18,6 +18,7 @@ from merging.checkpoints.publish import partial_targets, recover
 from merging.errors import OutputError, Problem
 
 _HIDDEN = ".merging"
+CARD = "README.md"  # gets its scores after all else is finished, and people write into it
 _RESERVED = ("merged", "calibrated", "heads", "report.json", "report.html")  # what a run may want to write
 
 
@@ -43,6 +44,8 @@ class RunFolder:
         self.check()
         if self.path.exists() and self._read_state() is None:
             self._refuse_foreign(overwrite)
+        if self.state.is_symlink():
+            raise OutputError(f"{self.state} is a link", remedy="Remove it, or choose another output path.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.state.mkdir(exist_ok=True)
@@ -57,13 +60,13 @@ class RunFolder:
                 if not overwrite:
                     raise _other_spec(self.path, before.get("spec"), spec)
                 self._remove(before["owned"])
-            if not same:
-                shutil.rmtree(self.begun, ignore_errors=True)
+            if not same or self.begun.is_symlink():
+                _delete(self.begun)
             known = before["owned"] if before is not None else []
             self._owned = [name for name in known if same or (self.path / name).exists()]
             self._state = {"fingerprint": fingerprint, "spec": dict(spec)}
             self._save_state()
-            shutil.rmtree(self.work, ignore_errors=True)
+            _delete(self.work)
             self.work.mkdir()
             for file in self.state.glob("*.tmp"):
                 file.unlink()
@@ -84,6 +87,11 @@ class RunFolder:
             raise OutputError(f"{place} is read-only", remedy="Choose another output path.")
 
     @property
+    def owned(self) -> tuple[str, ...]:
+        """Everything that runs made here, by its name in the folder."""
+        return tuple(self._owned)
+
+    @property
     def state(self) -> Path:
         """Where a run may keep small files of its own between runs."""
         return self.path / _HIDDEN
@@ -97,6 +105,11 @@ class RunFolder:
     def begun(self) -> Path:
         """Where a run keeps what the next one can go on with, if it does not end; for runs of one spec."""
         return self.path / _HIDDEN / "begun"
+
+    def forget(self, step: str) -> None:
+        """Remove what was begun of a step, or of its parts (`step-0`, ...), that is done."""
+        for folder in self.begun.glob(f"{step}*"):
+            _delete(folder)
 
     def close(self) -> None:
         """Let other runs work here."""
@@ -128,7 +141,10 @@ class RunFolder:
         if manifest is None or files is None or manifest.get("fingerprint") != fingerprint:
             return False
         paths = {folder / file: size for file, size in files.items()}
-        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+        return all(
+            path.is_file() and (path.name == CARD or path.stat().st_size == size)
+            for path, size in paths.items()
+        )
 
     def write_atomic(self, name: str, text: str) -> Path:
         """Write a small file of ours so that it is there whole or as it was before."""
@@ -186,8 +202,13 @@ class RunFolder:
             )
 
     def _remove(self, owned: list[str]) -> None:
-        for name in owned:
+        for name in reversed(owned):  # what tells of others goes before them
             path = self.path / name
+            if not path.parent.resolve().is_relative_to(self.path.resolve()):
+                raise OutputError(
+                    f"{path} lies behind a link that leads out of {self.path}",
+                    remedy="Remove the link, or choose another output path.",
+                )
             if path.is_symlink() or path.is_file():
                 path.unlink()
             elif path.is_dir():
@@ -196,6 +217,14 @@ class RunFolder:
                 folder = self.path / parent
                 if parent.parts and folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
                     folder.rmdir()
+
+
+def _delete(folder: Path) -> None:
+    """With everything in it; of a link only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _other_spec(path: Path, before: Any, now: Mapping[str, Any]) -> OutputError:

@@ -6,6 +6,7 @@ Shape letters: B examples, F final feature.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from merging.contracts.method import Method, Progress, silent
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from merging.contracts.merger import MergeNotes
     from merging.contracts.models import Models
     from merging.data.task import CalibrationData
+    from merging.evaluation.metric import Adapt
     from merging.ranks import Ranks
 
 
@@ -60,3 +62,14 @@ class Calibrator(Method, ABC):
 
     def load_plugins(self, folder: Path) -> None:
         """Read what `save_plugins` wrote."""
+
+
+def adapting(used: Sequence[Calibrator]) -> Adapt:
+    """What all of them together do to features at inference."""
+
+    def adapt(features_BF: Tensor, task: str) -> Tensor:
+        for calibrator in used:
+            features_BF = calibrator.adapt(features_BF, task)
+        return features_BF
+
+    return adapt

@@ -93,7 +93,8 @@ class TensorMerger(Merger):
     def elementwise(self) -> bool:
         """True: `combine` may be handed row blocks of a parameter, valid during the call, to bound memory.
 
-        Parameters may then be merged in several threads at once.
+        Parameters may then be merged in several threads at once, and blocks are not checked for NaN and
+        infinity: `combine` must pass them on, for the sink to find.
         """
         return False
 

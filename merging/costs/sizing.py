@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
 from merging.contracts import vectors
 from merging.costs.alive import AliveBytes
@@ -108,6 +107,8 @@ class _Looked:
         return sizes
 
     def _look(self, index: int) -> tuple[BlockSizes, Any]:
+        from torch.utils.flop_counter import FlopCounterMode  # which loads a compiler, where there is one
+
         module = self._blocks[index].module
         with FlopCounterMode(display=False) as counted:
             call = self._tracer.call(index, 0)

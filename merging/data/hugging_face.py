@@ -106,8 +106,8 @@ def pictures(spec: DatasetData, where: str) -> Listing:
     ]
     classes = read_classes(rows, spec.label, spec.labels, where)
     count = max(len(classes.names), max(classes.labels, default=-1) + 1)
-    names = classes.names or tuple(map(str, range(count)))
-    members: list[list[Any]] = [[] for _ in range(count)]
+    names = classes.names or _own_names(split, spec.label, count) or tuple(map(str, range(count)))
+    members: list[list[Any]] = [[] for _ in names]
     for picture, label in zip(everything, classes.labels, strict=True):
         members[label].append(picture)
     return Listing(names, members, ())
@@ -131,6 +131,12 @@ def _refuse_missing(split: Any, wanted: tuple[str, ...], spec: DatasetData, wher
         raise DataError(f'{where}: data set "{spec.path}" is empty')
     header = dict.fromkeys(split.column_names)
     refuse_missing_columns([Row(_place(spec, 0), header)], wanted, where)
+
+
+def _own_names(split: Any, column: str, count: int) -> tuple[str, ...]:
+    """What the data set calls its classes, where it names them all."""
+    names = getattr(split.features[column], "names", None) or ()
+    return tuple(map(str, names)) if len(names) >= count else ()
 
 
 def _named(split: Any, column: str, values: list[Any], labels: Mapping[str, Any]) -> list[Any]:

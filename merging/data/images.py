@@ -51,15 +51,17 @@ class ImageExamples(Examples):
         processor: Any,
         seed: int,
         asked: int | None = None,
+        skip: int = 0,
         batch_size: int = 16,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        """`where` starts every message; `processor`: see `image_processor`. Opening decodes all images."""
+        """`where` starts every message; `processor`: see `image_processor`. Opening decodes all images.
+        `skip`: so many of the order are passed over."""
         self._cache_bytes = cache_bytes
         self.asked, self._where, self._processor, self.batch_size = asked, where, processor, batch_size
         listing = source if isinstance(source, Listing) else _listed(source, where)
         self.classes, files_of_class, self.notes = listing
-        drawn = drawn_order([len(files) for files in files_of_class], seed, task)[:asked]
+        drawn = drawn_order([len(files) for files in files_of_class], seed, task)[skip:][:asked]
         self.files = tuple(files_of_class[label][index] for label, index in drawn)
         self._labels = torch.tensor([label for label, _ in drawn]) if self.classes else None
         self._pixels: list[Tensor] | None = []

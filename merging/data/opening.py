@@ -42,11 +42,28 @@ def open_examples(
     return examples
 
 
-def _opened(spec: DataSpec, where: str, task: str, base_folder: Path | None, seed: int) -> Examples:
+def open_spare(
+    spec: DataSpec, *, task: str, base_folder: Path | None, seed: int, count: int
+) -> Examples | None:
+    """The first `count` examples that the calibration does not draw, in the order in which it would; None if
+    it draws all."""
+    if spec.examples is None:
+        return None
+    where = f'task "{task}": spare calibration data'
+    rest = spec.model_copy(update={"examples": count})
+    examples = _opened(rest, where, task, base_folder, seed, skip=spec.examples)
+    return examples if len(examples) else None
+
+
+def _opened(
+    spec: DataSpec, where: str, task: str, base_folder: Path | None, seed: int, *, skip: int = 0
+) -> Examples:
     if spec.type == "tensors":
         from merging.data.tensors import TensorExamples
 
-        return TensorExamples(Path(spec.path), where=where, asked=spec.examples, batch_size=_batch_size(spec))
+        return TensorExamples(
+            Path(spec.path), where=where, asked=spec.examples, skip=skip, batch_size=_batch_size(spec)
+        )
     if base_folder is None or not base_folder.is_dir():
         raise DataError(
             f'{where}: "{spec.type}" needs the folder of the base, for its processor or tokenizer',
@@ -55,13 +72,13 @@ def _opened(spec: DataSpec, where: str, task: str, base_folder: Path | None, see
     if spec.type == "text":
         from merging.data.rows import read_rows
 
-        return _text(spec, read_rows(Path(spec.path), where), where, task, base_folder, seed)
+        return _text(spec, read_rows(Path(spec.path), where), where, task, base_folder, seed, skip)
     source: Path | Listing
     if spec.type == "dataset":
         from merging.data.hugging_face import pictures, text_rows
 
         if spec.image is None:
-            return _text(spec, text_rows(spec, where), where, task, base_folder, seed)
+            return _text(spec, text_rows(spec, where), where, task, base_folder, seed, skip)
         source = pictures(spec, where)
     else:
         source = Path(spec.path)
@@ -74,19 +91,28 @@ def _opened(spec: DataSpec, where: str, task: str, base_folder: Path | None, see
         processor=image_processor(base_folder, where),
         seed=seed,
         asked=spec.examples,
+        skip=skip,
         batch_size=_batch_size(spec),
     )
 
 
 def _text(
-    spec: TextData | DatasetData, rows: list[Row], where: str, task: str, base_folder: Path, seed: int
+    spec: TextData | DatasetData,
+    rows: list[Row],
+    where: str,
+    task: str,
+    base_folder: Path,
+    seed: int,
+    skip: int,
 ) -> Examples:
     from merging.data.text import TextExamples
     from merging.data.tokenizer import text_reader
 
     reader = text_reader(base_folder, where)
     asked, size = spec.examples, _batch_size(spec)
-    return TextExamples(rows, spec, reader, where=where, task=task, seed=seed, asked=asked, batch_size=size)
+    return TextExamples(
+        rows, spec, reader, where=where, task=task, seed=seed, asked=asked, skip=skip, batch_size=size
+    )
 
 
 def _batch_size(spec: DataSpec) -> int:

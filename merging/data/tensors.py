@@ -27,10 +27,14 @@ class TensorExamples(Examples):
     Names in the file are the forward's keyword arguments; `labels` is kept apart, never given to the model.
     """
 
-    def __init__(self, path: Path, *, where: str, asked: int | None = None, batch_size: int = 16) -> None:
-        """`where` starts every message: 'task "mnist": test data'. `asked`: the first so many examples."""
-        self.asked, self._path, self._where = asked, Path(path), where
+    def __init__(
+        self, path: Path, *, where: str, asked: int | None = None, skip: int = 0, batch_size: int = 16
+    ) -> None:
+        """`where` starts every message: 'task "mnist": test data'. `asked`: the first so many examples, after
+        `skip` of them."""
+        self.asked, self._skip, self._path, self._where = asked, skip, Path(path), where
         self._names, available = self._read_header()
+        available = max(0, available - skip)
         self._examples = available if asked is None else min(asked, available)
         self.batch_size = batch_size
         self._labels = self._read_labels()
@@ -81,13 +85,14 @@ class TensorExamples(Examples):
 
     def _read(self, start: int, stop: int) -> Batch:
         with open_tensor_file(self._path, self._where) as file:
+            start, stop = start + self._skip, stop + self._skip
             return {name: file.get_slice(name)[start:stop] for name in self._names}
 
     def _read_labels(self) -> Tensor | None:
         with open_tensor_file(self._path, self._where) as file:
             if LABELS not in file.keys():  # noqa: SIM118
                 return None
-            labels: Tensor = file.get_slice(LABELS)[: self._examples]
+            labels: Tensor = file.get_slice(LABELS)[self._skip : self._skip + self._examples]
         return labels
 
     def _scan(self) -> tuple[str, ...]:

@@ -42,9 +42,11 @@ class TextExamples(Examples):
         task: str,
         seed: int,
         asked: int | None = None,
+        skip: int = 0,
         batch_size: int = 16,
     ) -> None:
-        """`where` starts every message: 'task "mnli": test data'. Opening tokenises all prompts."""
+        """`where` starts every message: 'task "mnli": test data'. Opening tokenises all prompts. `skip`: so
+        many of the order are passed over."""
         self.asked, self.reader, self.batch_size = asked, reader, batch_size
         self._where, self._columns = where, columns
         template = Template(columns.template)
@@ -54,7 +56,7 @@ class TextExamples(Examples):
         classes = Classes(())
         if columns.label is not None:
             classes = read_classes(rows, columns.label, columns.labels, where)
-        drawn = _order(len(rows), classes.labels, seed, task)[:asked]
+        drawn = _order(len(rows), classes.labels, seed, task)[skip:][:asked]
         # answers in a list are those of classes 0, 1, ..., which have no names
         self.classes = () if isinstance(columns.labels, tuple) else classes.names
         self.answers = classes.answers

@@ -22,18 +22,29 @@ BATCH = 256
 """Texts that are embedded at a time."""
 
 
-def zero_shot_head(spec: ZeroShotHeadSpec, *, task: str, base: Path) -> LinearHead:
+def zero_shot_head(spec: ZeroShotHeadSpec, *, task: str, base: Path, known: Sequence[str] = ()) -> LinearHead:
     """The head (C F) of CLIP's paper: for each class the mean of its normalised sentences, normalised, times
     the logit scale; it reads normalised features. Names and tokenizer are checked now, the text tower is run
-    when the weights are first asked for. `base`: the base's folder, for specs that name no model."""
+    when the weights are first asked for. `base`: the base's folder, for specs that name no model; `known`:
+    classes as the task's examples name them, for specs that do not."""
     from merging.checkpoints.hub import resolve
 
     where = f'task "{task}": head'
-    names = class_names(spec.classes, where)
+    names = class_names(spec.classes, where) if spec.classes is not None else _readable(known, where)
     folder = base if spec.model is None else resolve(spec.model, folder=Path.cwd()).path
     tower = text_tower(folder, where)
     made = partial(class_weights, tower, names, spec.templates)
     return LinearHead.later(made, (len(names), tower.features), normalises=True, names=names)
+
+
+def _readable(known: Sequence[str], where: str) -> tuple[str, ...]:
+    """Names of folders or of a data set's classes, as words."""
+    if len(known) < 2:
+        raise DataError(
+            f"{where}: the task's examples name {len(known) or 'no'} classes, and the head lists none",
+            remedy='Give their names in the order of the labels: "classes": ["cat", "dog"].',
+        )
+    return tuple(name.replace("_", " ").strip() for name in known)
 
 
 @torch.no_grad()

@@ -16,9 +16,10 @@ class ZeroShotHeadSpec(Settings):
     """Class names and templates through the text tower of a CLIP."""
 
     type: Literal["zero_shot"] = "zero_shot"
-    classes: tuple[str, ...] | Path = Field(
+    classes: tuple[str, ...] | Path | None = Field(
+        default=None,
         description="Names of the classes in the order of the labels; or a file of them, one a line or a "
-        "JSON list."
+        "JSON list; as the task's examples name them if not given.",
     )
     templates: tuple[str, ...] = Field(
         default=("a photo of a {}.",), description="Sentences; {} is where the class's name goes."

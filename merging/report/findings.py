@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from merging.report.drift import DriftReport
+from merging.report.harm import harm_finding
 from merging.report.scores import TaskReport
 from merging.report.solver import UNSEEN, ParameterFate, SolverRow
 
@@ -19,11 +21,14 @@ def findings(
     solver: Sequence[SolverRow],
     experts: Mapping[str, str],
     parameters: Mapping[str, ParameterFate] = MappingProxyType({}),
+    drift: DriftReport | None = None,
 ) -> tuple[str, ...]:
     """One sentence each. `experts`: task -> where the expert came from."""
     found: list[str] = []
     for task, report in tasks.items():
         found += _of_task(task, report, experts.get(task, task))
+    if drift is not None and (harm := harm_finding(drift)) is not None:
+        found.append(harm)
     return (*found, *_of_solver(solver), *_of_parameters(parameters))
 
 

@@ -67,7 +67,7 @@ class Report(Entry):
         if fields.get("changes_inference"):
             fields.setdefault("inference_note", SURGERY_NOTE)
         report = cls(tasks=dict(tasks), means=means(tasks.values()), **fields)
-        found = findings(report.tasks, report.solver, report.experts, report.parameters)
+        found = findings(report.tasks, report.solver, report.experts, report.parameters, report.drift)
         if report.curve is not None:
             found += tuple(
                 f"the best {path} is the smallest or largest value tried, {report.curve.best[path]}: a wider "

@@ -20,6 +20,12 @@ class SolverRow(Entry):
     ridge: float = Field(description="What was added to the diagonal.")
     residual: float = Field(description="Relative to the right-hand side.")
     fallback: str = Field(default="", description="What was done instead of a Cholesky solve, if anything.")
+    rank: int = Field(
+        default=0, description="Directions that the system tells apart; in the others the anchor stays."
+    )
+    damping: float = Field(
+        default=0.0, description="What was added to the diagonal to steady the solve, relative to its mean."
+    )
 
     @property
     def short_of_tokens(self) -> bool:

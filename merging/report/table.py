@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from merging.report.curve import curve_lines, curve_markdown
+from merging.report.drift import mean_of
 from merging.report.escaping import escaped
 from merging.report.report import Report
 from merging.report.scores import AVERAGING, FourScores
@@ -43,6 +44,18 @@ def render(report: Report) -> str:
 
 def markdown(report: Report) -> str:
     """The same, for a README."""
+    parts = scores_markdown(report)
+    if report.curve is not None:
+        parts.append(f"{curve_markdown(report.curve)}\n\nSettings were chosen by {report.curve.meaning}.")
+    for line in (*summary_lines(report), *(f"Warning: {one}" for one in report.warnings)):
+        parts.append(escaped(line))
+    if report.inference_note:
+        parts.append(escaped(report.inference_note))
+    return "\n\n".join(parts) + "\n"
+
+
+def scores_markdown(report: Report) -> list[str]:
+    """The table of scores and what its numbers are, as paragraphs; empty where nothing was scored."""
     groups, names, rows = score_rows(report)
     parts = []
     if rows:
@@ -55,13 +68,7 @@ def markdown(report: Report) -> str:
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         parts.append(f"In percent; {AVERAGING}.")
         parts += [escaped(line) for line in _about_units(report)]
-    if report.curve is not None:
-        parts.append(f"{curve_markdown(report.curve)}\n\nSettings were chosen by {report.curve.meaning}.")
-    for line in (*summary_lines(report), *(f"Warning: {one}" for one in report.warnings)):
-        parts.append(escaped(line))
-    if report.inference_note:
-        parts.append(escaped(report.inference_note))
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def score_rows(report: Report) -> tuple[list[str], list[str], list[list[str]]]:
@@ -90,13 +97,14 @@ def score_rows(report: Report) -> tuple[list[str], list[str], list[list[str]]]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """One line each on what there is to say of drift, solves, coefficients, parameters, time and memory."""
+    """One line each on what there is to say of drift, solves, coefficients, parameters, cost and warnings."""
     lines = [
         _drift(report),
         _solves(report),
         _coefficients(report),
         _parameters(report),
         _cost(report),
+        _warnings(report),
     ]
     return [line for line in lines if line]
 
@@ -148,6 +156,14 @@ def _drift(report: Report) -> str:
             f"{name} block {' -> '.join(f'{one.distance:.2f}' for one in seen)} "
             f"(cosine {' -> '.join(f'{one.cosine:.3f}' for one in seen)})"
         )
+    outputs = [(one.merged, one.calibrated) for one in report.drift.output.values()]
+    means = [mean_of(column) for column in zip(*outputs, strict=True)] if outputs else []
+    known = [one for one in means if one is not None]
+    if known:
+        parts.append(
+            f"final features {' -> '.join(f'{one.distance:.2f}' for one in known)} "
+            f"(cosine {' -> '.join(f'{one.cosine:.3f}' for one in known)})"
+        )
     return f"drift from the experts: {'; '.join(dict.fromkeys(parts))}"
 
 
@@ -159,9 +175,18 @@ def _solves(report: Report) -> str:
     short = sum(row.short_of_tokens for row in report.solver)
     return (
         f"solves: {len(report.solver)}, {fallen} by a fallback, {short} with fewer tokens than features; "
+        f"{_smallest_rank(report)}"
         f"largest condition {condition.condition:.1e} ({condition.module}), "
         f"largest residual {max(row.residual for row in report.solver):.1e}"
     )
+
+
+def _smallest_rank(report: Report) -> str:
+    """Where some solve tells fewer directions apart than it has features."""
+    row = min(report.solver, key=lambda row: row.rank / max(1, row.features))
+    if not 0 < row.rank < row.features:
+        return ""
+    return f"smallest rank {row.rank} of {row.features} ({row.module}), "
 
 
 def _coefficients(report: Report) -> str:
@@ -195,6 +220,11 @@ def _cost(report: Report) -> str:
     return (
         f"time and peak memory: {'; '.join(parts)}; {sum(one.seconds for one in report.stages):.1f} s in all"
     )
+
+
+def _warnings(report: Report) -> str:
+    count = len(report.warnings)
+    return f"warnings: {count}, see below" if count else ""
 
 
 def _cell(value: float | None, *, percent: bool) -> str:

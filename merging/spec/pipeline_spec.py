@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -14,6 +14,11 @@ from merging.settings import Settings
 from merging.spec.component import AUTO, AutoSettings, BackboneChoice, Calibrators, Component, Strategy
 from merging.spec.findings import refuse
 from merging.spec.wording import described
+
+FindingName: TypeAlias = Literal[
+    "config", "other_base", "disk", "memory", "far_from_base", "few_examples", "overlap"
+]
+"""What `allow` may list: findings that stop a run, and from `far_from_base` on, those that only warn."""
 
 DTYPES = ("base", "float32", "bfloat16", "float16", "float64")
 _OTHER_NAMES = {
@@ -192,8 +197,8 @@ class PipelineSpec(Settings):
     plugins: tuple[str, ...] = Field(
         default=(), description="Modules or .py files that define further methods."
     )
-    allow: tuple[Literal["config", "other_base"], ...] = Field(
-        default=(), description="Names of pre-flight findings that shall not stop the run."
+    allow: tuple[FindingName, ...] = Field(
+        default=(), description="Names of pre-flight findings that shall not stop the run, nor be warned of."
     )
     vocabulary: Literal["base", "union", "backbone"] | None = Field(
         default=None,

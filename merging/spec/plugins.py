@@ -40,6 +40,18 @@ def import_plugin(name: str, where: str, paths: Paths, findings: Findings) -> No
         findings.add(where, what)
 
 
+def plugin_file(name: str) -> Path | None:
+    """The file that an imported plug-in came from, None for one that has none."""
+    module = sys.modules.get(_module_name(name)) or sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return Path(file) if file is not None and Path(file).is_file() else None
+
+
+def _module_name(name: str) -> str:
+    """A name of its own: a plug-in called json.py must not become everybody's json."""
+    return "merging_plugin_" + re.sub(r"\W", "_", name.removesuffix(".py"))
+
+
 def _file(name: str, paths: Paths) -> Path | None:
     """The file of a plug-in that is given as one, or that lies beside the spec."""
     if name.endswith(".py"):
@@ -52,8 +64,7 @@ def _file(name: str, paths: Paths) -> Path | None:
 
 
 def _load(name: str, file: Path) -> ModuleType:
-    # A module name of its own: a plug-in called json.py must not become everybody's json.
-    module_name = "merging_plugin_" + re.sub(r"\W", "_", name.removesuffix(".py"))
+    module_name = _module_name(name)
     stat = file.stat()
     state = (file, stat.st_mtime_ns, stat.st_size)
     if _loaded.get(module_name) == state:

@@ -75,7 +75,7 @@ def test_a_clip_and_its_tower_fit_each_other(clips: Path, tmp_path: Path, base: 
     assert all("for want of one in an expert" in reason for reason in copied.values())
 
 
-def test_each_parameter_of_a_whole_clip_is_in_the_report_once_b70(clips: Path, tmp_path: Path) -> None:
+def test_each_parameter_of_a_whole_clip_is_in_the_report_once(clips: Path, tmp_path: Path) -> None:
     calibrate = {"type": "featcal"}
     report = Pipeline.from_spec(spec_of(clips, "whole", "projected", calibrate=calibrate)).run(
         tmp_path / "out"
@@ -101,7 +101,7 @@ def test_text_towers_of_other_activations_are_found(clips: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("base", ["open_clip", "transformers"])
-def test_clips_of_two_libraries_are_refused_with_the_reason_b71(
+def test_clips_of_two_libraries_are_refused_with_the_reason(
     clips: Path, tmp_path: Path, base: str
 ) -> None:
     saved(tmp_path / "open_clip", built().state_dict())

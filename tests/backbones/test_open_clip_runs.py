@@ -64,7 +64,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_layer_wise_method_solves_both_towers_b64(workshop: Path, tmp_path: Path, method: str) -> None:
+def test_a_layer_wise_method_solves_both_towers(workshop: Path, tmp_path: Path, method: str) -> None:
     report = run(spec_of(workshop, "both", **METHODS[method]), tmp_path / "out")
 
     states = {name: fate.state for name, fate in report.parameters.items()}
@@ -81,7 +81,7 @@ def test_a_layer_wise_method_solves_both_towers_b64(workshop: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_tower_without_data_stays_merged_and_is_listed_b64(
+def test_a_tower_without_data_stays_merged_and_is_listed(
     workshop: Path, tmp_path: Path, method: str
 ) -> None:
     report = run(spec_of(workshop, "image", **METHODS[method]), tmp_path / "out")
@@ -226,7 +226,7 @@ def test_layers_go_by_the_names_that_the_rule_sees(
     assert report.parameters[fused].state == ("merged" if split else "copied")
 
 
-def test_an_adapter_on_fused_attention_equals_pefts_own_merge_b41(workshop: Path, tmp_path: Path) -> None:
+def test_an_adapter_on_fused_attention_equals_pefts_own_merge(workshop: Path, tmp_path: Path) -> None:
     import peft
 
     model = built()
@@ -244,7 +244,7 @@ def test_an_adapter_on_fused_attention_equals_pefts_own_merge_b41(workshop: Path
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
-def test_a_tower_pickled_as_a_module_is_not_loaded_b01(workshop: Path, tmp_path: Path) -> None:
+def test_a_tower_pickled_as_a_module_is_not_loaded(workshop: Path, tmp_path: Path) -> None:
     torch.save(built().visual, tmp_path / "expert.pt")
 
     with pytest.raises(CheckpointError, match=r"expert\.pt holds code and not only tensors"):

@@ -112,8 +112,8 @@ def test_safetensors_are_fetched_before_pickles_and_code_never(tmp_path):
         fetched = set(hub.asked)
     assert first[1:] == ["org/both", COMMIT]
     assert second[1:] == ["org/old", COMMIT]
-    assert fetched == {"config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin"}
-    assert set(os.listdir(first[0])) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert fetched == {"config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "README.md"}
+    assert set(os.listdir(first[0])) == {"config.json", "tokenizer.json", "model.safetensors", "README.md"}
     assert set(os.listdir(second[0])) == {"config.json", "pytorch_model.bin"}
     again = ask(tmp_path, [["org/both", None], ["org/old", None]], HF_HUB_OFFLINE="1")
     assert again == [first, second]

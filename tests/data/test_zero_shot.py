@@ -209,3 +209,28 @@ def test_a_tokenizer_larger_than_the_text_tower_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(DataError, match="49408 tokens, the text tower 99 embeddings"):
         head_of(base)
+
+
+def test_names_that_are_not_given_are_those_of_the_folders(ours: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("big_bird", "cat", "dog"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32), (9, 90, 200)).save(tmp_path / "test" / name / "one.png")
+    spec = spec_of(ours, tmp_path)
+    spec["tasks"]["animals"]["test"] = {"type": "images", "path": str(tmp_path / "test")}
+    del spec["tasks"]["animals"]["head"]["classes"]
+
+    head = Pipeline.from_spec(spec).tasks()["animals"].head
+
+    assert head is not None
+    assert head.names == ("big bird", "cat", "dog")
+
+
+def test_examples_that_name_no_classes_ask_for_names(ours: Path, tmp_path: Path) -> None:
+    save_file({**pixels(3), "labels": torch.tensor([0, 1, 2])}, tmp_path / "test.safetensors")
+    spec = spec_of(ours, tmp_path)
+    del spec["tasks"]["animals"]["head"]["classes"]
+
+    with pytest.raises(DataError, match="examples name no classes, and the head lists none"):
+        Pipeline.from_spec(spec).validate()

@@ -20,7 +20,7 @@ def images(*sizes, seed=0):
 def test_a_model_does_not_drift_from_itself(tower):
     backbone, model = tower
 
-    rows = drift(source(model(0)), {"merged": source(model(0))}, backbone, images(4, 3))["merged"]
+    rows = drift(source(model(0)), {"merged": source(model(0))}, backbone, images(4, 3))["merged"].blocks
 
     (stack,) = backbone.stacks(model(0))
     assert [row.block for row in rows] == [f"{stack}.0", f"{stack}.1"]
@@ -33,7 +33,7 @@ def test_means_are_over_all_tokens_of_all_batches(tower):
     backbone, model = tower
     expert, merged, batches = model(0), model(1), images(4, 3)
 
-    rows = drift(source(expert), {"merged": source(merged)}, backbone, batches)["merged"]
+    rows = drift(source(expert), {"merged": source(merged)}, backbone, batches)["merged"].blocks
 
     ours, theirs = (
         [one(**batch, output_hidden_states=True) for batch in batches] for one in (merged, expert)
@@ -49,8 +49,8 @@ def test_batching_does_not_matter(tower):
     backbone, model = tower
     whole, parts = images(6), [{"pixel_values": part} for part in images(6)[0]["pixel_values"].split(4)]
 
-    one = drift(source(model(0)), {"merged": source(model(1))}, backbone, whole)["merged"]
-    other = drift(source(model(0)), {"merged": source(model(1))}, backbone, parts)["merged"]
+    one = drift(source(model(0)), {"merged": source(model(1))}, backbone, whole)["merged"].blocks
+    other = drift(source(model(0)), {"merged": source(model(1))}, backbone, parts)["merged"].blocks
 
     assert [row.distance for row in one] == pytest.approx([row.distance for row in other], rel=1e-5)
 
@@ -78,9 +78,9 @@ def test_drift_begins_where_the_weights_differ(tower):
         source(expert), {"merged": source(merged), "calibrated": source(expert)}, backbone, images(3)
     )
 
-    assert rows["merged"][0].distance == 0
-    assert rows["merged"][1].distance > 0.01
-    assert rows["calibrated"][1].distance == 0
+    assert rows["merged"].blocks[0].distance == 0
+    assert rows["merged"].blocks[1].distance > 0.01
+    assert rows["calibrated"].blocks[1].distance == 0
 
 
 def test_padding_does_not_count():
@@ -92,8 +92,8 @@ def test_padding_does_not_count():
     plain = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}]
     padded = [{name: torch.nn.functional.pad(value, (0, 5)) for name, value in plain[0].items()}]
 
-    one = drift(source(expert), {"merged": source(merged)}, backbone, plain)["merged"]
-    other = drift(source(expert), {"merged": source(merged)}, backbone, padded)["merged"]
+    one = drift(source(expert), {"merged": source(merged)}, backbone, plain)["merged"].blocks
+    other = drift(source(expert), {"merged": source(merged)}, backbone, padded)["merged"].blocks
 
     assert [row.tokens for row in other] == [18, 18]
     assert [row.distance for row in other] == pytest.approx([row.distance for row in one], rel=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from merging.evaluation.drift import BlockDrift
+from merging.evaluation.drift import BlockDrift, ModelDrift, OutputDrift
 from merging.report.drift import DriftReport
 from merging.report.report import Report, StageReport
 from merging.report.scores import TaskReport
@@ -12,7 +12,8 @@ from merging.report.solver import ParameterFate, SolverRow
 
 
 def _blocks(distance):
-    return tuple(BlockDrift(f"layers.{i}", 0.9, distance * (i + 1), 17) for i in range(3))
+    rows = tuple(BlockDrift(f"layers.{i}", 0.9, distance * (i + 1), 17) for i in range(3))
+    return ModelDrift(rows, OutputDrift((0.9, 0.9), (distance, distance)))
 
 
 def _solve(module, **changes):

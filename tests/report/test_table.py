@@ -99,3 +99,10 @@ def test_a_perplexity_is_no_percentage():
     assert any('expert "wiki" (wiki) is worse than the base' in one for one in report.warnings)
     assert any("made it worse, from 20.00 to 25.00" in one for one in report.warnings)
     assert not any("mnli" in one for one in report.warnings)
+
+
+def test_warnings_are_counted_in_the_summary(report):
+    text = " ".join(render(report).split())
+
+    assert f"warnings: {len(report.warnings)}, see below" in text
+    assert "warnings:" not in render(report.model_copy(update={"warnings": ()}))

@@ -1,0 +1,153 @@
+"""Children of a warmed-up process: runs of the command that start at once, and that a fault can strike."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
+_DEADLINE = 60.0  # seconds that a run of a tiny model may take; beyond, it hangs
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child that is over. `code` as subprocess has it: negative for the signal that ended it."""
+
+    code: int
+    seconds: float
+    said: str  # stdout and stderr together
+
+    @property
+    def hung(self) -> bool:
+        return self.seconds >= _DEADLINE
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A signal, `after` so many seconds or `at` this step on files; neither: the child is left in peace."""
+
+    sign: signal.Signals = signal.SIGKILL
+    after: float | None = None
+    at: int | None = None
+
+
+PEACE = Blow()
+
+
+def command(words: Sequence[str], blow: Blow = PEACE, act: Callable[[int], Any] | None = None) -> Ended:
+    """`merging WORDS` in a fork of this process, which has imported everything before.
+
+    `act` is called in the child before each of its steps, with the step's number, from 1. Steps are calls
+    that open, write, sync, move or remove files.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.freeze()  # else the child's collector writes on, and so copies, every page of ours
+    start = time.monotonic()
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)  # more than it says
+    child = os.fork()
+    if not child:
+        _run(words, write, blow, act)
+    gc.unfreeze()
+    os.close(write)
+    code = _awaited(child, start, blow)
+    with os.fdopen(read, encoding="utf-8", errors="replace") as said:
+        return Ended(code, time.monotonic() - start, said.read())
+
+
+def steps(words: Sequence[str]) -> int:
+    """How many steps on files an undisturbed run takes."""
+    read, write = os.pipe()
+    ended = command(words, act=lambda step: os.write(write, b"."))
+    os.close(write)
+    with os.fdopen(read, "rb") as dots:
+        taken = len(dots.read())
+    if ended.code:
+        raise RuntimeError(f"the undisturbed run ended with {ended.code}: {ended.said[-600:]}")
+    return taken
+
+
+def _awaited(child: int, start: float, blow: Blow) -> int:
+    struck = blow.after is None
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        passed = time.monotonic() - start
+        if not struck and blow.after is not None and passed >= blow.after:
+            os.kill(child, blow.sign)
+            struck = True
+        if passed > _DEADLINE:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return -signal.SIGKILL
+        time.sleep(0.0005 if not struck else 0.002)
+
+
+def _run(words: Sequence[str], said: int, blow: Blow, act: Callable[[int], Any] | None) -> None:
+    """In the child; does not return."""
+    code = 70
+    try:
+        signal.signal(
+            signal.SIGTERM, lambda *_: sys.exit(143)
+        )  # as the command itself does when it has begun
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        from merging_cli.main import run
+
+        if blow.at is not None:
+            _at_each_step(lambda step: os.kill(os.getpid(), blow.sign) if step == blow.at else None)
+        elif act is not None:
+            _at_each_step(act)
+        sys.argv = ["merging", *words]
+        run()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except KeyboardInterrupt:
+        code = 130  # before the command has begun, or after its end
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _at_each_step(act: Callable[[int], Any]) -> None:
+    taken, acting = 0, False
+
+    def step() -> None:
+        nonlocal taken, acting
+        if not acting:  # what it does itself is no step
+            taken, acting = taken + 1, True
+            try:
+                act(taken)
+            finally:
+                acting = False
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _STEPS and not (event == "open" and str(arguments[0]).endswith((".py", ".pyc"))):
+            step()
+
+    def counting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **keys: Any) -> Any:
+            step()
+            return call(*arguments, **keys)
+
+        return counted
+
+    sys.addaudithook(hook)
+    for name in ("pwrite", "fsync"):  # of which Python tells no hook
+        setattr(os, name, counting(getattr(os, name)))

@@ -1,0 +1,26 @@
+"""amend_: replace one text file of ours in a folder that is already published, and what the manifest says of
+it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from merging.checkpoints.atomic import write_atomic
+from merging.checkpoints.manifest import MANIFEST, listing, read_manifest
+
+
+def amend_(folder: Path, name: str, text: str, *, manifest: Path | None = None) -> None:
+    """`manifest`: the folder that it lies in, if not this one. After a kill between the two writes the file
+    no longer matches its manifest; to amend it again mends that."""
+    file, about = folder / name, read_manifest(manifest or folder)
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        write_atomic(file, text)
+    if about is None:
+        return
+    now = listing(folder, [file])
+    changed = {key: {**about[key], **entries} for key, entries in now.items() if name in about.get(key, {})}
+    if all(about[key] == entries for key, entries in changed.items()):
+        return
+    text = json.dumps({**about, **changed}, indent=2, ensure_ascii=False) + "\n"
+    write_atomic((manifest or folder) / MANIFEST, text)

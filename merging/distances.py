@@ -1,0 +1,45 @@
+"""distance: how far an expert's matrices lie from the base's, from the first rows of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from merging.checkpoints.source import CheckpointSource, TensorSpec
+from merging.contracts.models import Models
+
+SAMPLED_ROWS = 16  # of each matrix
+_SAMPLED_ENTRIES = 1 << 20  # of one tensor at most, where a row is a whole matrix
+
+
+class Distance(NamedTuple):
+    """Of all sampled entries together: |expert - base| / |base|, and the cosine of expert and base."""
+
+    relative: float
+    cosine: float
+
+
+def distance(models: Models, expert: CheckpointSource) -> Distance | None:
+    """None where there is nothing to compare. Entries that are not finite are passed over, with their
+    tensor."""
+    dot = ours = theirs = apart = 0.0
+    for name in models.base.names():
+        spec = models.base.spec(name)
+        matrix = len(spec.shape) >= 2 and spec.elements and spec.dtype.is_floating_point
+        if not matrix or name in models.kept:
+            continue
+        rows = slice(0, _rows(spec))
+        base_S, expert_S = (source.read(name, rows).double().flatten() for source in (models.base, expert))
+        if not bool(torch.isfinite(base_S).all() and torch.isfinite(expert_S).all()):
+            continue
+        dot += float(base_S @ expert_S)
+        ours, theirs = ours + float(base_S @ base_S), theirs + float(expert_S @ expert_S)
+        apart += float((expert_S - base_S).square().sum())
+    if not (ours > 0 and theirs > 0):
+        return None
+    return Distance(relative=(apart / ours) ** 0.5, cosine=dot / (ours * theirs) ** 0.5)
+
+
+def _rows(spec: TensorSpec) -> int:
+    return max(1, min(SAMPLED_ROWS, spec.shape[0], _SAMPLED_ENTRIES * spec.shape[0] // spec.elements))

@@ -1,0 +1,177 @@
+"""verify: whether what a run read, and what it wrote, is still what its manifest says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+from merging.checkpoints.hashing import hashes
+from merging.checkpoints.manifest import MANIFEST
+from merging.errors import CheckpointError
+from merging.report.entry import Entry
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PLACES = ("merged", "calibrated", ".merging")  # in the folder of a run, where manifests lie
+
+State = Literal["unchanged", "changed", "missing"]
+
+
+class VerifiedFile(Entry):
+    """A file and its SHA-256, as recorded and as found."""
+
+    file: str
+    path: str
+    state: State
+    recorded: str
+    found: str = ""
+
+
+class VerifiedGroup(Entry):
+    """Files that belong together: one input, or one result."""
+
+    what: str
+    """`base`, `expert "NAME"`, `task "NAME": calibration`, ..., or `written: merged`."""
+    model: str = ""
+    revision: str | None = None
+    files: tuple[VerifiedFile, ...]
+
+    @property
+    def differing(self) -> tuple[VerifiedFile, ...]:
+        return tuple(file for file in self.files if file.state != "unchanged")
+
+
+class Verified(Entry):
+    """What became of every file that the manifests of a folder record."""
+
+    folder: str
+    unchanged: bool
+    groups: tuple[VerifiedGroup, ...]
+
+
+class _Group(NamedTuple):
+    what: str
+    model: str
+    revision: str | None
+    files: Mapping[str, tuple[Path, str]]  # name -> where it lies, SHA-256 recorded
+
+
+def verify(folder: Path | str) -> Verified:
+    """Hash every file anew that a run read or wrote. `folder`: that of a run, or one checkpoint of it.
+
+    Raises CheckpointError where there is no manifest, or one that cannot be understood."""
+    folder = Path(folder).absolute()
+    groups: list[_Group] = []
+    for manifest in _manifests(folder):
+        groups += (group for group in _groups(manifest) if group not in groups)
+    present = {path for group in groups for path, _ in group.files.values() if path.is_file()}
+    digests = _hashed(sorted(present))
+    found = tuple(_verified(group, digests) for group in groups)
+    return Verified(folder=str(folder), unchanged=not any(group.differing for group in found), groups=found)
+
+
+def _hashed(paths: list[Path]) -> dict[str, str]:
+    try:
+        return hashes(paths)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or 'a file'} cannot be read: {error.strerror or error}",
+            remedy="Make it readable, then verify again.",
+        ) from error
+
+
+def _verified(group: _Group, digests: Mapping[str, str]) -> VerifiedGroup:
+    files = []
+    for name, (path, recorded) in group.files.items():
+        found = digests.get(str(path), "")
+        state: State = "missing" if not found else "unchanged" if found == recorded else "changed"
+        files.append(VerifiedFile(file=name, path=str(path), state=state, recorded=recorded, found=found))
+    return VerifiedGroup(what=group.what, model=group.model, revision=group.revision, files=tuple(files))
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """That of a checkpoint, or those of a run."""
+    if not folder.is_dir():
+        what = "is a file, expected a folder" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{folder} {what}", remedy="Give the output folder of a run.")
+    if (folder / MANIFEST).is_file():
+        return [folder / MANIFEST]
+    found = [folder / place / MANIFEST for place in _PLACES if (folder / place / MANIFEST).is_file()]
+    if not any(manifest.parent.name in _PLACES[:2] for manifest in found):
+        raise CheckpointError(
+            f"{folder} has no {MANIFEST}, and neither has a {_PLACES[0]}/ or {_PLACES[1]}/ in it: it is not "
+            "the finished result of a run",
+            remedy="Give the output folder of a run, or a checkpoint in it; a run that was stopped goes on "
+            "with the same command.",
+        )
+    return found
+
+
+def _groups(manifest: Path) -> Iterator[_Group]:
+    found = _read(manifest)
+    of_run = manifest.parent.name == _PLACES[2]
+    home = manifest.parent.parent if of_run else manifest.parent
+    stage = "report and heads" if of_run else str(found.get("stage") or home.name)
+    yield _Group(f"written: {stage}", "", None, _written(manifest, home, found))
+    for part in ("inputs", "data"):
+        for role, given in _object(manifest, part, found.get(part, {})).items():
+            yield _input(manifest, f"{part}.{role}", role, given)
+
+
+def _read(manifest: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(manifest.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{manifest} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _broken(manifest, "is not valid JSON") from error
+    return _object(manifest, "", found)
+
+
+def _written(manifest: Path, home: Path, found: Mapping[str, Any]) -> dict[str, tuple[Path, str]]:
+    sizes, digests = (_object(manifest, part, found.get(part, {})) for part in ("files", "sha256"))
+    if not sizes:
+        raise _broken(manifest, 'lists no "files"')
+    if lacking := sorted(set(sizes) - set(digests)):
+        raise _broken(manifest, f'has no "sha256" of {lacking[0]}')
+    files = {}
+    for name, digest in digests.items():
+        path = PurePosixPath(name)
+        if not path.parts or path.is_absolute() or ".." in path.parts:
+            raise _broken(manifest, f'lists "{name}", which is not in its folder')
+        files[name] = (home / name, _digest(manifest, f"sha256.{name}", digest))
+    return files
+
+
+def _input(manifest: Path, where: str, role: str, given: Any) -> _Group:
+    given = _object(manifest, where, given)
+    model, folder, revision = given.get("model"), given.get("path"), given.get("revision")
+    if not isinstance(model, str) or not isinstance(folder, str) or not isinstance(revision, str | None):
+        raise _broken(manifest, f'has no "model" and "path" in {where}, or no text there')
+    files = {}
+    for name, about in _object(manifest, f"{where}.files", given.get("files")).items():
+        digest = _object(manifest, f"{where}.files.{name}", about).get("sha256")
+        files[name] = (Path(folder) / name, _digest(manifest, f"{where}.files.{name}", digest))
+    return _Group(role, model, revision, files)
+
+
+def _object(manifest: Path, where: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        place = f" at {where}" if where else ""
+        raise _broken(manifest, f"holds a {type(value).__name__}{place}, expected an object")
+    return value
+
+
+def _digest(manifest: Path, where: str, value: Any) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise _broken(manifest, f"has no SHA-256 at {where}, expected 64 hexadecimal digits")
+    return value
+
+
+def _broken(manifest: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"{manifest} {what}",
+        remedy="It was changed by hand, or by another version: make the checkpoint again.",
+    )

@@ -1,0 +1,44 @@
+"""want_of_room: a run that finds its disk full says so, whatever was being written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from merging.errors import MergingError
+
+_TIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TOLD = re.compile(r"\(os error (\d+)\)")  # as safetensors tells of an OSError
+_REMEDY = "Make room, or choose an output path on another disk; the same command goes on from here."
+
+
+@contextmanager
+def want_of_room(out: Path) -> Iterator[None]:
+    """Raise MergingError for any write that failed for lack of room. `out`: the run's folder.
+
+    An error that tells of it already, with what to do, is left as it is."""
+    try:
+        yield
+    except Exception as error:
+        reason = _reason(error)
+        if reason is None or (isinstance(error, MergingError) and error.remedy):
+            raise
+        what = error.message if isinstance(error, MergingError) else f"no room to write in {out}: {reason}"
+        raise MergingError(what, remedy=_REMEDY) from error
+
+
+def _reason(error: BaseException) -> str | None:
+    """The system's words for the lack of room that this error is or was caused by; None if it was not."""
+    cause: BaseException | None = error
+    while cause is not None:
+        number = cause.errno if isinstance(cause, OSError) else None
+        if type(cause).__name__ == "SafetensorError" and (told := _TOLD.search(str(cause))):
+            number = int(told[1])
+        if number in _TIGHT:
+            return os.strerror(number)
+        cause = cause.__cause__
+    return None

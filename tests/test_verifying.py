@@ -1,0 +1,175 @@
+"""`verify`: what a run read and wrote, and whether it is still that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from merging_cli.main import main
+from safetensors.torch import save_file
+
+import merging
+from merging.errors import CheckpointError
+from merging.pipeline import Pipeline
+from merging.verifying import Verified
+
+PLUGIN = '''
+import merging
+
+@merging.strategy("first_of_all")
+class First(merging.TensorMerger):
+    """The first expert."""
+    def combine(self, name, base_S, deltas_NS):
+        return base_S + deltas_NS[0]
+'''
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run on plain tensors, with side files, examples and a plug-in."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(6, 4, generator=generator)
+    for name in ("base", "a", "b"):
+        (tmp_path / name).mkdir()
+        noise = 0.05 * torch.randn(6, 4, generator=generator)
+        save_file({"weight": weight + noise}, tmp_path / name / "model.safetensors")
+    (tmp_path / "base" / "tokenizer.json").write_text("{}")
+    (tmp_path / "rules.py").write_text(PLUGIN)
+    save_file({"x": torch.randn(3, 4, generator=generator)}, tmp_path / "calibration.safetensors")
+    spec = {
+        "base": "base",
+        "experts": {"a": "a", "b": "b"},
+        "merge": {"type": "first_of_all"},
+        "plugins": ["rules.py"],
+        "tasks": {"a": {"calibration": {"type": "tensors", "path": "calibration.safetensors"}}},
+        "device": "cpu",
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    Pipeline.from_spec(tmp_path / "spec.json").run(tmp_path / "out")
+    return tmp_path / "out"
+
+
+def states(found: Verified) -> dict[tuple[str, str], str]:
+    return {(group.what, file.file): file.state for group in found.groups for file in group.files}
+
+
+def test_everything_that_was_read_and_written_is_recorded(out: Path) -> None:
+    found = merging.verify(out)
+
+    assert found.unchanged
+    assert set(states(found)) == {
+        ("written: merged", "README.md"),
+        ("written: merged", "model.safetensors"),
+        ("written: merged", "tokenizer.json"),
+        ("written: report and heads", "report.json"),
+        ("base", "model.safetensors"),
+        ("base", "tokenizer.json"),
+        ('expert "a"', "model.safetensors"),
+        ('expert "b"', "model.safetensors"),
+        ('task "a": calibration', "calibration.safetensors"),
+        ('plug-in "rules.py"', "rules.py"),
+    }
+
+
+CHANGES: dict[tuple[str, str], tuple[str, Callable[[Path], Any], str]] = {
+    ('expert "b"', "model.safetensors"): (
+        "b/model.safetensors",
+        lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?"),
+        "changed",
+    ),
+    ("base", "tokenizer.json"): ("base/tokenizer.json", lambda file: file.write_text("{ }"), "changed"),
+    ('task "a": calibration', "calibration.safetensors"): ("calibration.safetensors", Path.unlink, "missing"),
+    ("written: merged", "model.safetensors"): ("out/merged/model.safetensors", Path.unlink, "missing"),
+    ('plug-in "rules.py"', "rules.py"): ("rules.py", lambda file: file.write_text("pass\n"), "changed"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES, ids=[f"{role} {name}" for role, name in CHANGES])
+def test_a_file_that_is_not_what_it_was_is_found_and_no_other(out: Path, what: tuple[str, str]) -> None:
+    name, change, state = CHANGES[what]
+    change(out.parent / name)
+
+    found = merging.verify(out)
+
+    assert not found.unchanged
+    assert {file: is_now for file, is_now in states(found).items() if is_now != "unchanged"} == {what: state}
+
+
+def test_the_command_tells_by_its_exit_code(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(out)]) == 0
+    assert "unchanged" in capsys.readouterr().out
+
+    (out.parent / "a" / "model.safetensors").unlink()
+
+    assert main(["verify", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert "1 files are not what they were" in said
+    assert str(out.parent / "a" / "model.safetensors") in said
+    assert main(["verify", str(out / "merged"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["unchanged"] is False
+
+
+def test_a_users_own_file_changes_nothing(out: Path) -> None:
+    (out / "merged" / "notes.txt").write_text("mine")
+
+    assert merging.verify(out).unchanged
+
+
+def test_a_folder_without_a_manifest_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not the finished result of a run") as caught:
+        merging.verify(tmp_path)
+
+    assert caught.value.exit_code == 2
+
+
+BROKEN = {
+    "no JSON": ('{"files": ', "is not valid JSON"),
+    "a list": ("[]", "holds a list, expected an object"),
+    "no files": ('{"files": {}}', 'lists no "files"'),
+    "no hashes": ('{"files": {"a": 1}}', 'has no "sha256" of a'),
+    "a path out of it": (
+        json.dumps({"files": {"../a": 1}, "sha256": {"../a": "0" * 64}}),
+        "which is not in its folder",
+    ),
+    "half a hash": (json.dumps({"files": {"a": 1}, "sha256": {"a": "0"}}), "no SHA-256 at sha256.a"),
+    "an input of text": (
+        json.dumps({"files": {"a": 1}, "sha256": {"a": "0" * 64}, "inputs": {"base": "x"}}),
+        "holds a str at inputs.base",
+    ),
+    "deep": ("[" * 100_000, "is not valid JSON"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_manifest_is_told_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+
+    with pytest.raises(CheckpointError, match=words) as caught:
+        merging.verify(tmp_path)
+
+    assert str(tmp_path / "manifest.json") in str(caught.value)
+    assert "make the checkpoint again" in str(caught.value)
+
+
+def test_a_device_in_place_of_an_input_is_not_read(out: Path) -> None:
+    manifest = out / "merged" / "manifest.json"
+    found = json.loads(manifest.read_text())
+    found["inputs"]["base"]["path"] = "/dev"
+    found["inputs"]["base"]["files"] = {"zero": {"sha256": "0" * 64}}
+    manifest.write_text(json.dumps(found))
+
+    assert states(merging.verify(out / "merged"))["base", "zero"] == "missing"
+
+
+def test_plug_in_code_that_changed_makes_the_checkpoint_anew(out: Path) -> None:
+    before = (out / "merged" / "model.safetensors").read_bytes()
+    (out.parent / "rules.py").write_text(PLUGIN.replace("deltas_NS[0]", "deltas_NS[1]"))
+
+    Pipeline.from_spec(out.parent / "spec.json").run(out)
+
+    assert (out / "merged" / "model.safetensors").read_bytes() != before
+    assert merging.verify(out).unchanged
