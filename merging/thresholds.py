@@ -92,7 +92,7 @@ class _Near:
                 near.append(inside.numpy())
                 continue
             from_low_S = magnitude_bits(delta_S).flatten().numpy() - np.int32(low)
-            above.append(np.count_nonzero(from_low_S >= _WINDOW))
+            above.append(int(np.count_nonzero(from_low_S >= _WINDOW)))
             near.append(from_low_S[from_low_S.view(np.uint32) < _WINDOW])
         with self._lock:
             self._elements += deltas_NS[0].numel()

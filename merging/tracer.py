@@ -296,8 +296,9 @@ def hollow(backbone: Backbone) -> nn.Module:
                 module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
         config = getattr(module, "config", None)
         if getattr(config, "_experts_implementation", None) not in (None, "eager"):
-            module.config = config = deepcopy(config)  # which the true models share
-            config._experts_implementation = "eager"  # grouped products refuse what takes no memory
+            own: Any = deepcopy(config)  # the true models share it
+            own._experts_implementation = "eager"  # grouped products refuse what takes no memory
+            module.config = own
     return model
 
 

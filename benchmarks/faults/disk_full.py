@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import folders, workshop
-from benchmarks.faults.forge import PEACE, command, steps
+from benchmarks.faults.forge import PEACE, command, entry, steps
 from benchmarks.section import Found, table
 
 _PAGE, _DISK = 4096, 1 << 24
@@ -41,8 +41,7 @@ class Tally:
 
 def measured(options: argparse.Namespace) -> Found:
     workshop.settle(options.work)
-    import merging_cli.main  # noqa: F401 - for the children
-
+    entry()
     tallies: dict[tuple[str, str], Tally] = {}
     with small_disk(options.work / "disk", _DISK) as mounted:
         kinds = ["no file may grow"] + (["little room", "room used up"] if mounted else [])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults import folders, workshop
-from benchmarks.faults.forge import Blow, Ended, command, steps
+from benchmarks.faults.forge import Blow, Ended, command, entry, steps
 from benchmarks.section import Found, table
 
 _NAMES = {signal.SIGKILL: "SIGKILL", signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT"}
@@ -57,8 +57,7 @@ class Ground:
     """One backbone: its models, its two undisturbed runs, and folders in which runs are stopped."""
 
     def __init__(self, folder: Path, backbone: str) -> None:
-        import merging_cli.main  # noqa: F401 - for the children
-
+        entry()
         self.folder, self.backbone = folder, backbone
         workshop.models(folder, backbone)
         asked = {"whole": workshop.spec(folder, backbone)}

@@ -14,6 +14,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.faults import workshop
+from benchmarks.faults.forge import entry
 from benchmarks.section import Found, table
 
 _WARM = 0.2  # share of the runs that may still make the process grow
@@ -26,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measured(options: argparse.Namespace) -> Found:
     workshop.settle(options.work)
-    from merging_cli.main import main
-
     words = {}
     for backbone in workshop.BACKBONES:
         folder = options.work / backbone
@@ -40,7 +39,7 @@ def measured(options: argparse.Namespace) -> Found:
             backbone = workshop.BACKBONES[number % len(workshop.BACKBONES)]
             shutil.rmtree(options.work / backbone / "out", ignore_errors=True)
             with redirect_stdout(nowhere):
-                code = main(words[backbone])
+                code = entry().main(words[backbone])
             if code:
                 raise RuntimeError(f"run {number} of {backbone} ended with {code}")
             gc.collect()

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-LIMIT = 10.0  # seconds of the processor; six times as many may pass, as others may be at work
+LIMIT = 10.0  # seconds of the processor
+_PATIENCE = 30  # times as many may pass in all, as others may be at work
 _MEMORY = 600 * 2**20  # bytes that one call may add to what is resident
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MOVES = {
@@ -91,7 +92,7 @@ def watched(action: Callable[[], Any], allowed: Sequence[Path], limit: float = L
     before, start = _resident(), time.process_time()
     previous = {sign: signal.signal(sign, _hang) for sign in (signal.SIGPROF, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_PROF, limit)
-    signal.setitimer(signal.ITIMER_REAL, 6 * limit)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE * limit)
     try:
         action()
         kind, what = "done", ""

@@ -81,8 +81,14 @@ class TransformersBackbone(Backbone):
     def _stores_experts_fused(self) -> bool:
         """Whether the checkpoint, too, holds all experts in one tensor, which is no linear to solve."""
         from merging.checkpoints.folder import open_checkpoint
+        from merging.checkpoints.safetensors import SafetensorsSource
+        from merging.checkpoints.weight_files import find_safetensors
 
-        names = open_checkpoint(self.folder).names() if self.folder is not None else ()
+        if self.folder is None:
+            return False
+        # Straight from its files, as the folder may be one that is being made and checked.
+        safe = find_safetensors(self.folder) is not None
+        names = (SafetensorsSource(self.folder) if safe else open_checkpoint(self.folder)).names()
         return any(name.endswith("experts.gate_up_proj") for name in names)
 
     def module_names(self, names: tuple[str, ...]) -> dict[str, str]:

@@ -62,18 +62,9 @@ class CheckpointSource(ABC):
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """The tensor in its stored dtype, or only those rows of its first axis."""
 
-    @contextmanager
-    def reading(self, name: str) -> Iterator[CopyRows]:
+    def reading(self, name: str) -> AbstractContextManager[CopyRows]:
         """To read one tensor block by block, in one thread, into memory that is there already."""
-
-        def copy(target_S: Tensor, rows: slice | None, less_S: Tensor | None) -> None:
-            tensor_S = self.read(name, rows)
-            self.check_shape(name, tuple(tensor_S.shape), target_S)
-            target_S.copy_(tensor_S)
-            if less_S is not None:
-                target_S.sub_(less_S)
-
-        yield copy
+        return _reading(self, name)
 
     def check_shape(self, name: str, shape: tuple[int, ...], target_S: Tensor) -> None:
         """CheckpointError where the tensor has another shape than the base's: a copy would broadcast it."""
@@ -89,6 +80,18 @@ class CheckpointSource(ABC):
     def factors(self, name: str) -> LowRank | None:
         """For an adapter on a base: what it adds to the base's tensor, exactly; None where not known."""
         return None
+
+
+@contextmanager
+def _reading(source: CheckpointSource, name: str) -> Iterator[CopyRows]:
+    def copy(target_S: Tensor, rows: slice | None, less_S: Tensor | None) -> None:
+        tensor_S = source.read(name, rows)
+        source.check_shape(name, tuple(tensor_S.shape), target_S)
+        target_S.copy_(tensor_S)
+        if less_S is not None:
+            target_S.sub_(less_S)
+
+    yield copy
 
 
 class StateDictSource(CheckpointSource):

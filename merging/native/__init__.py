@@ -127,7 +127,7 @@ def ties(
 def balance(deltas_NS: Tensor, thresholds_N: Tensor, weights_N: Tensor) -> int:
     """The sum of the signs that `ties` elects, 0 where entries cancel."""
     thresholds_N, weights_N = thresholds_N.contiguous(), weights_N.to(torch.float64).contiguous()
-    return _loaded().merging_balance(  # type: ignore[no-any-return]
+    return _loaded().merging_balance(
         deltas_NS.data_ptr(),
         deltas_NS.stride(0),
         len(deltas_NS),

@@ -101,9 +101,7 @@ def test_text_towers_of_other_activations_are_found(clips: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("base", ["open_clip", "transformers"])
-def test_clips_of_two_libraries_are_refused_with_the_reason(
-    clips: Path, tmp_path: Path, base: str
-) -> None:
+def test_clips_of_two_libraries_are_refused_with_the_reason(clips: Path, tmp_path: Path, base: str) -> None:
     saved(tmp_path / "open_clip", built().state_dict())
     ours, theirs = str(tmp_path / "open_clip"), str(clips / "expert-whole")
     pair = (ours, theirs) if base == "open_clip" else (theirs, ours)

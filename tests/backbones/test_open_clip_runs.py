@@ -81,9 +81,7 @@ def test_a_layer_wise_method_solves_both_towers(workshop: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_tower_without_data_stays_merged_and_is_listed(
-    workshop: Path, tmp_path: Path, method: str
-) -> None:
+def test_a_tower_without_data_stays_merged_and_is_listed(workshop: Path, tmp_path: Path, method: str) -> None:
     report = run(spec_of(workshop, "image", **METHODS[method]), tmp_path / "out")
 
     fates = report.parameters

@@ -125,7 +125,7 @@ def _connects() -> None:
     ids=["other errors", "our errors", "hangs", "connections", "nothing"],
 )
 def test_the_watch_tells_faults_from_refusals(action: Any, kind: str, said: str, tmp_path: Path) -> None:
-    outcome = watched(action, [tmp_path], limit=0.3)
+    outcome = watched(action, [tmp_path], limit=0.1)
 
     assert outcome.kind == kind
     assert said in outcome.what
