@@ -92,7 +92,7 @@ class Moments:
         if self._half is None:
             return torch.zeros(self.features, self.features)
         if not self._settled:
-            _mirror_(self._half).div_(max(self.total, _TINY))
+            mirror_(self._half).div_(max(self.total, _TINY))
             self._settled = True
         return self._half
 
@@ -116,8 +116,10 @@ class Moments:
         if not self._answers:
             mixed_DD = self.cross_DD * share + self.gram_DD * (1 - share)
             return weight_OD @ mixed_DD.to(weight_OD)
-        met_OD = (self._met() * (share / max(self.total, _TINY))).to(weight_OD)
-        return met_OD if share == 1 else met_OD.addmm_(weight_OD, self.gram_DD.to(weight_OD), alpha=1 - share)
+        each, met_OD = share / max(self.total, _TINY), self._met().to(weight_OD)
+        if share == 1:
+            return met_OD * each
+        return torch.addmm(met_OD, weight_OD, self.gram_DD.to(weight_OD), beta=each, alpha=1 - share)
 
     @property
     def mean_D(self) -> Tensor:
@@ -231,8 +233,9 @@ _ROWS = {1024: 4, 2048: 6}  # blocks of rows in which a Gram is added up, from t
 _MOST_ROWS = 8
 
 
-def _row_blocks(features: int) -> list[tuple[int, int]]:
-    """First row and the one after the last of each block: one block for few features."""
+def row_blocks(features: int) -> list[tuple[int, int]]:
+    """First row and the one after the last of each block of a Gram: one block for few features. Of a block,
+    what lies before its own columns is another's transposed."""
     count = 1 if features < 512 else next((n for below, n in _ROWS.items() if features < below), _MOST_ROWS)
     edges = [features * i // count for i in range(count + 1)]
     return list(pairwise(edges))
@@ -240,7 +243,7 @@ def _row_blocks(features: int) -> list[tuple[int, int]]:
 
 def _add_half_gram(half_DD: Tensor, x_TD: Tensor, weighted_TD: Tensor) -> None:
     """The upper blocks of xᵀ w x: half the work of the whole, but for the diagonal blocks."""
-    for start, stop in _row_blocks(len(half_DD)):
+    for start, stop in row_blocks(len(half_DD)):
         _add_product(half_DD[start:stop, start:], x_TD[:, start:stop], weighted_TD[:, start:])
 
 
@@ -257,8 +260,8 @@ def sums_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _mirror_(half_DD: Tensor) -> Tensor:
+def mirror_(half_DD: Tensor) -> Tensor:
     """The whole Gram, in place; each diagonal block is there in full."""
-    for start, stop in _row_blocks(len(half_DD)):
+    for start, stop in row_blocks(len(half_DD)):
         half_DD[stop:, start:stop] = half_DD[start:stop, stop:].T
     return half_DD

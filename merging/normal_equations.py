@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from merging import native
+from merging.moments import mirror_, row_blocks
+
 DTYPE = torch.float64
 
 
@@ -38,7 +41,10 @@ class NormalEquations:
     that loses no digits to what the W_i have in common, so that products in float32 do."""
 
     def __init__(self, inputs: int, outputs: int, reference_OD: Tensor | None = None) -> None:
-        self.lhs_DD = torch.zeros(inputs, inputs, dtype=DTYPE)
+        self._lhs_DD = torch.zeros(
+            inputs, inputs, dtype=DTYPE
+        )  # only its upper blocks, until it is asked for
+        self._whole = True
         self.gap_OD = torch.zeros(outputs, inputs, dtype=DTYPE)  # rhs - R · lhs
         self.reference_OD = reference_OD
         self.scale = 0.0  # sum of the task scales
@@ -47,6 +53,14 @@ class NormalEquations:
         self.offset_O = torch.zeros(outputs, dtype=DTYPE)
         self.health: SolveHealth | None = None
         self._noise = torch.finfo(DTYPE).eps
+
+    @property
+    def lhs_DD(self) -> Tensor:
+        """Sum of s · G (D D)."""
+        if not self._whole:
+            mirror_(self._lhs_DD)
+            self._whole = True
+        return self._lhs_DD
 
     def add(self, weight_OD: Tensor, gram_DD: Tensor, *, scale: float = 1.0, tokens: int = 0) -> None:
         """lhs += scale · gram; rhs += scale · weight · gram."""
@@ -64,7 +78,9 @@ class NormalEquations:
         self._add(met_OD, gram_DD, scale, tokens)
 
     def _add(self, met_OD: Tensor, gram_DD: Tensor, scale: float, tokens: int) -> None:
-        _add_scaled(self.lhs_DD, gram_DD, scale)
+        for start, stop in row_blocks(len(gram_DD)):
+            _add_scaled(self._lhs_DD[start:stop, start:], gram_DD[start:stop, start:], scale)
+        self._whole = False
         _add_scaled(self.gap_OD, met_OD, scale)
         self.scale += scale
         self.tokens += tokens
@@ -89,7 +105,11 @@ class NormalEquations:
         if int(info) == 0:
             condition = _condition(system.unit_DD, factor_DD)
         if condition * self._noise < _USABLE:
-            start_OD = anchor_OD if self.reference_OD is None else self.reference_OD.to(self.gap_OD)
+            start_OD = (
+                torch.zeros_like(anchor_OD)
+                if self.reference_OD is None
+                else self.reference_OD.to(self.gap_OD)
+            )
             wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping, system)
             delta_OD = _solved(factor_DD, wanted_OD.div_(system.size_D).T).T.div_(system.size_D)
         else:
@@ -122,8 +142,7 @@ class NormalEquations:
             wanted_OD += ridge * (anchor_OD - start_OD)
         if damping:
             wanted_OD -= damping * start_OD
-        reference_OD = 0 if self.reference_OD is None else self.reference_OD.to(start_OD)
-        apart_OD = reference_OD - start_OD
+        apart_OD = -start_OD if self.reference_OD is None else self.reference_OD.to(start_OD) - start_OD
         if not bool((apart_OD != 0).any()):
             return wanted_OD
         wanted_OD += system.times(apart_OD)
@@ -174,6 +193,8 @@ def _solved(factor_DD: Tensor, rhs_DO: Tensor) -> Tensor:
 def _add_scaled(total: Tensor, part: Tensor, scale: float) -> None:
     """total += scale · part, rows at a time: a copy in float64 of the whole would only be fetched from memory
     again."""
+    if native.add_scaled_(total, part, scale):
+        return
     step = max(1, _AT_ONCE // max(1, total.shape[1]))
     for start in range(0, len(total), step):
         total[start : start + step].add_(part[start : start + step].to(total), alpha=scale)

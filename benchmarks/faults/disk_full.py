@@ -45,7 +45,7 @@ def measured(options: argparse.Namespace) -> Found:
     tallies: dict[tuple[str, str], Tally] = {}
     with small_disk(options.work / "disk", _DISK) as mounted:
         kinds = ["no file may grow"] + (["little room", "room used up"] if mounted else [])
-        share = max(1, options.points // (len(kinds) * len(_BACKBONES)))
+        share = max(1, -(-options.points // (len(kinds) * len(_BACKBONES))))
         for backbone in _BACKBONES:
             case = _Case(options.work / backbone, backbone)
             for kind in kinds:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +97,21 @@ class Bench:
 
     def specs(self, chance: random.Random, count: int) -> Tally:
         """Through what `merging pipeline validate` calls."""
-        from merging.pipeline import Pipeline
-
         tally = Tally()
         for number in range(count):
             place = self._spec(chance, number)
-            outcome = watched(lambda place=place: Pipeline.from_spec(place).validate(), self._allowed())
+            outcome = watched(partial(_validated, place), self._allowed())
             tally.add(f"spec {number}", outcome)
             self._tidy(place, outcome)
         return tally
 
     def runs(self, chance: random.Random, count: int) -> Tally:
         """Through a whole run, into a folder that is given."""
-        from merging.pipeline import Pipeline
-
         tally, out = Tally(), self.folder / "out"
         for number in range(count):
             place = self._spec(chance, number, most=1)
             shutil.rmtree(out, ignore_errors=True)
-            outcome = watched(lambda place=place: Pipeline.from_spec(place).run(out), [out, *self._allowed()])
+            outcome = watched(partial(_run, place, out), [out, *self._allowed()])
             tally.add(f"run {number}", outcome)
             self._tidy(place, outcome)
         return tally
@@ -195,11 +192,11 @@ class Bench:
         (place / "model.safetensors").unlink()
         placed = {name: file for file, held in halves.items() for name in held}
         index = {"metadata": {"total_size": 1}, "weight_map": placed}
-        file = place / "model.safetensors.index.json"
+        target = place / "model.safetensors.index.json"
         if chance.random() < 0.3:
-            file.write_bytes(mutations.damaged(json.dumps(index).encode(), chance))
+            target.write_bytes(mutations.damaged(json.dumps(index).encode(), chance))
         else:
-            file.write_text(mutations.text_of(mutations.mutated(index, chance, ["weight_map", *halves])))
+            target.write_text(mutations.text_of(mutations.mutated(index, chance, ["weight_map", *halves])))
 
     @contextmanager
     def _copy(self, source: Path) -> Iterator[Path]:
@@ -238,6 +235,18 @@ def header(content: bytes, chance: random.Random) -> bytes:
         told = chance.choice((0, 1, 7, length - 1, length + 8, len(content), 10**8, 2**31, 2**63, 2**64 - 1))
         return told.to_bytes(8, "little") + text + data
     return len(text).to_bytes(8, "little") + text + data
+
+
+def _validated(spec: Path) -> None:
+    from merging.pipeline import Pipeline
+
+    Pipeline.from_spec(spec).validate()
+
+
+def _run(spec: Path, out: Path) -> None:
+    from merging.pipeline import Pipeline
+
+    Pipeline.from_spec(spec).run(out)
 
 
 def _names(schema: Any) -> set[str]:

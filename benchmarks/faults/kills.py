@@ -21,7 +21,7 @@ _CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}  # with which the command ans
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kills", type=int, default=200, help="how many runs are stopped (200)")
+    parser.add_argument("--kills", type=int, default=200, help="how many runs are struck at (200)")
     parser.add_argument(
         "--backbones", nargs="+", choices=workshop.BACKBONES, default=list(workshop.BACKBONES), metavar="NAME"
     )

@@ -28,6 +28,7 @@ _FUNCTIONS = {  # arguments, result
     ),
     "merging_balance": ([_POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64], _INT64),
     "merging_products": ([_POINTER, _INT64, _INT64, _INT64, _POINTER], None),
+    "merging_add_scaled": ([_POINTER, _INT64, _POINTER, _INT64, _DOUBLE, _INT64, _INT64], None),
     "merging_kept": ([_POINTER, _POINTER, _DOUBLE, _INT64, _POINTER], None),
     "merging_from_bfloat16": ([_POINTER, _POINTER, _INT64, _POINTER], None),
 }
@@ -156,6 +157,23 @@ def kept(deltas_NS: Tensor, keep_NS: Tensor, divisor: float) -> Tensor:
             delta_S.data_ptr(), keep_S.data_ptr(), divisor, delta_S.numel(), result_S.data_ptr()
         )
     return result_NS
+
+
+def add_scaled_(total: Tensor, part: Tensor, scale: float) -> bool:
+    """total += scale · part, float64 and float32 matrices whose rows are of one piece; False for others."""
+    fits = (
+        library() is not None
+        and (total.dtype, part.dtype) == (torch.float64, torch.float32)
+        and total.device.type == part.device.type == "cpu"
+        and total.stride(1) == part.stride(1) == 1
+    )
+    if fits:
+        rows, columns = total.shape
+        _loaded().merging_add_scaled(
+            *(total.data_ptr(), total.stride(0), part.data_ptr(), part.stride(0)),
+            *(scale, rows, columns),
+        )
+    return fits
 
 
 def _loaded() -> ctypes.CDLL:

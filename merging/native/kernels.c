@@ -211,3 +211,13 @@ FOR_EACH_CPU void merging_from_bfloat16(const uint16_t *x, const double *base, i
     else
         for (int64_t j = 0; j < count; j++) out[j] = (double)float_of((uint32_t)x[j] << 16);
 }
+
+/* total += scale x part, for `rows` rows of `columns` entries that lie so far apart as the strides say. */
+FOR_EACH_CPU void merging_add_scaled(double *restrict total, int64_t total_stride, const float *restrict part,
+                                     int64_t part_stride, double scale, int64_t rows, int64_t columns) {
+    for (int64_t row = 0; row < rows; row++) {
+        double *restrict into = total + row * total_stride;
+        const float *restrict from = part + row * part_stride;
+        for (int64_t j = 0; j < columns; j++) into[j] += (double)from[j] * scale;
+    }
+}
