@@ -59,6 +59,7 @@ def _main(
 
 def run() -> None:
     """The entry point: ends the process with the exit code of `main`. A SIGTERM cleans up as Ctrl-C does."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages, where Linux has them
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         code = main(sys.argv[1:])

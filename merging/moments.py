@@ -15,6 +15,25 @@ from merging.errors import NumericalError
 from merging.ranks import Ranks
 
 
+class Pool:
+    """Memory for sums of one shape after another: fresh memory costs more than what is computed in it."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def zeros(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        for place, tensor in enumerate(self._free):
+            if tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.device == device:
+                return self._free.pop(place).zero_()
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def take_back(self, tensor: Tensor) -> None:
+        self._free.append(tensor)
+
+    def clear(self) -> None:
+        self._free.clear()
+
+
 class Moments:
     """E[x xᵀ], how targets meet x, and the means of one feed under one task, weighted per token.
 
@@ -23,16 +42,23 @@ class Moments:
     batch size matters. Padding has weight 0 and is left out. Of E[x xᵀ] only one half is computed."""
 
     def __init__(
-        self, features: int, *, target: bool = False, answers: int = 0, unit_tokens: bool = False
+        self,
+        features: int,
+        *,
+        target: bool = False,
+        answers: int = 0,
+        unit_tokens: bool = False,
+        pool: Pool | None = None,
     ) -> None:
         """`target`: also the cross moment with target inputs; with `answers`, with the so many outputs that a
-        linear makes of them instead. `unit_tokens`: scale each token to length 1 first."""
+        linear makes of them instead. `unit_tokens`: scale each token to length 1 first. `pool`: where the
+        sums' memory is from, and goes back to by `release`."""
         self.features, self._target, self._unit = features, target, unit_tokens
         self.total = 0.0  # sum of token weights
         self.tokens = 0  # tokens of non-zero weight
         self._half: Tensor | None = None  # the Gram's upper blocks; what is below them, `_settled` says
         self._cross: Tensor | None = None
-        self._answers = answers
+        self._answers, self._pool = answers, pool or Pool()
         self._sum = torch.zeros(features)
         self._target_sum = torch.zeros(features)
         self._settled = False  # whether `_half` is the whole Gram, divided
@@ -63,7 +89,7 @@ class Moments:
         weighted_TD = x_TD if w_T is None else x_TD * w_T[:, None]
         if self._half is None:
             like: dict[str, Any] = {"dtype": sums_dtype(x_TD.dtype), "device": x_TD.device}
-            self._half = torch.zeros(self.features, self.features, **like)
+            self._half = self._pool.zeros((self.features, self.features), **like)
             self._sum, self._target_sum = self._sum.to(**like), self._target_sum.to(**like)
         self._open()
         _add_half_gram(self._half, x_TD, weighted_TD)
@@ -74,12 +100,19 @@ class Moments:
             self._target_sum += weighted_y.sum(0, dtype=self._sum.dtype)
             met = y_TD if answers_BTO is None else _wide_rows(answers_BTO, weights_BT)
             if self._cross is None:
-                self._cross = self._half.new_zeros(met.shape[1], self.features)
+                self._cross = self._pool.zeros((met.shape[1], self.features), **_like(self._half))
             _add_product(self._cross, met, weighted_TD)
         self.tokens += x_TD.shape[0]
         self.total += float(x_TD.shape[0] if w_T is None else w_T.sum())
         if not bool(torch.isfinite(self._sum).all() and torch.isfinite(self._target_sum).all()):
             raise NumericalError("an activation is not finite")
+
+    def release(self) -> None:
+        """Give the memory of the sums back; nothing can be asked any more."""
+        for sums in (self._half, self._cross):
+            if sums is not None:
+                self._pool.take_back(sums)
+        self._half = self._cross = None
 
     @property
     def answers(self) -> int:
@@ -206,6 +239,10 @@ class NormMoments:
 
 
 _TINY = 1e-12
+
+
+def _like(tensor: Tensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "device": tensor.device}
 
 
 def _wide_rows(x_BTD: Tensor, weights_BT: Tensor | None) -> Tensor:

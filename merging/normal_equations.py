@@ -105,21 +105,17 @@ class NormalEquations:
         if int(info) == 0:
             condition = _condition(system.unit_DD, factor_DD)
         if condition * self._noise < _USABLE:
-            start_OD = (
-                torch.zeros_like(anchor_OD)
-                if self.reference_OD is None
-                else self.reference_OD.to(self.gap_OD)
-            )
-            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping, system)
+            start_OD = None if self.reference_OD is None else self.reference_OD.to(self.gap_OD)
+            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping)
             delta_OD = _solved(factor_DD, wanted_OD.div_(system.size_D).T).T.div_(system.size_D)
         else:
             start_OD = anchor_OD
-            wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping, system)
+            wanted_OD = self._wanted_from_anchor(anchor_OD, damping, system)
             cutoff = len(self.lhs_DD) * self._noise
             delta_OD, dropped = _pseudo_solve(system.unit_DD, system.size_D, wanted_OD, cutoff)
             fallback = f"pseudo-inverse without {dropped} of {len(self.lhs_DD)} directions"
         del factor_DD, wanted_OD
-        solution_OD = delta_OD.add_(start_OD)
+        solution_OD = delta_OD if start_OD is None else delta_OD.add_(start_OD)
         self.health = SolveHealth(
             features=len(self.lhs_DD),
             tokens=self.tokens,
@@ -133,20 +129,17 @@ class NormalEquations:
         system.restore_()
         return solution_OD
 
-    def _wanted(
-        self, start_OD: Tensor, anchor_OD: Tensor, ridge: float, damping: float, system: _Scaled
-    ) -> Tensor:
-        """What the change from `start` has to make of lhs + (ridge + damping) I."""
-        wanted_OD = self.gap_OD.clone()
-        if ridge and start_OD is not anchor_OD:
-            wanted_OD += ridge * (anchor_OD - start_OD)
-        if damping:
-            wanted_OD -= damping * start_OD
-        apart_OD = -start_OD if self.reference_OD is None else self.reference_OD.to(start_OD) - start_OD
+    def _wanted(self, start_OD: Tensor | None, anchor_OD: Tensor, ridge: float, damping: float) -> Tensor:
+        """What the change from the reference (None: from 0) has to make of lhs + (ridge + damping) I."""
+        wanted_OD = torch.add(self.gap_OD, anchor_OD, alpha=ridge)
+        return wanted_OD if start_OD is None else wanted_OD.sub_(start_OD, alpha=ridge + damping)
+
+    def _wanted_from_anchor(self, anchor_OD: Tensor, damping: float, system: _Scaled) -> Tensor:
+        apart_OD = -anchor_OD if self.reference_OD is None else self.reference_OD.to(anchor_OD) - anchor_OD
+        wanted_OD = self.gap_OD - damping * anchor_OD
         if not bool((apart_OD != 0).any()):
             return wanted_OD
-        wanted_OD += system.times(apart_OD)
-        return wanted_OD.sub_(apart_OD, alpha=ridge + damping)
+        return wanted_OD.add_(system.times(apart_OD)).sub_(apart_OD, alpha=system.added)
 
     def _residual(self, solution_OD: Tensor, anchor_OD: Tensor, ridge: float, system: _Scaled) -> float:
         """What is missing to rhs + ridge · anchor, relative to it; of some outputs, which tell for all."""

@@ -110,6 +110,17 @@ def _zeros(leaf: Any) -> Any:
     return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
 
 
+_LARGE = 1 << 16  # entries
+
+
+def hollow_input(value: Any) -> Any:
+    """An argument of the model to go with a hollow stem: pictures and the like become zeros that take no
+    memory, masks and token ids stay."""
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() < _LARGE:
+        return value
+    return torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether two trees of arguments have the same values, bit for bit."""
     ours, structure = pytree.tree_flatten(one)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from merging.errors import DataError, NumericalError, TracingError
 from merging.fates import BUFFER, NOT_WALKED, UNSEEN, copied_because, unsolved
 from merging.forwards import Forwards
 from merging.measuring import Measure, NormKind, TokenWeights, norm_kind, split_by_weights
-from merging.moments import Moments, NormMoments, sums_dtype
+from merging.moments import Moments, NormMoments, Pool, sums_dtype
 from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
 from merging.ranks import ALONE, Ranks
 from merging.records import Records
@@ -39,6 +39,9 @@ from merging.solved_blocks import Solved, SolvedBlocks
 from merging.stem import Tried
 from merging.streaming import StreamedModel
 from merging.tracer import Block, BlockTracer, Feed, Layout, blocks_of, is_transposed
+
+Stacked: TypeAlias = tuple[Tensor, Tensor | None]
+"""Weights of a feed's linears along O, and biases, where any has one."""
 
 
 @dataclass
@@ -92,7 +95,7 @@ class Sweep:
         self.source, self.progress, self.notes = self._parts.source(student), progress, SweepNotes()
         self._units = 1  # of progress, as last told
         self.records = Records(work, memory=activation_memory)
-        self._dtype = dtype
+        self._dtype, self._pool = dtype, Pool()
         names = self.models.base.names()
         self.student = StreamedModel(self.backbone, names, device=device, dtype=dtype)
         self.expert = StreamedModel(self.backbone, names, device=device, dtype=dtype)
@@ -276,7 +279,7 @@ class Sweep:
         seen: set[Feed | str] = set()  # those that some task has a token for; the others stay as they are
         for number, task in enumerate(self._seeing[block.stack]):
             self._tell(index, number, part)
-            moments, norm_moments = self._measure(index, task, layout, kinds, final)
+            moments, norm_moments, loaded = self._measure(index, task, layout, kinds, final)
             for place, (feed, equations) in enumerate(systems.items()):
                 owner, taken = self._ranks.owner(place), moments.pop(feed)  # freed as soon as it is folded in
                 taken.share_(self._ranks, owner, self._dtype)
@@ -285,10 +288,12 @@ class Sweep:
                 seen.add(feed)
                 if owner != self._ranks.rank:
                     continue
-                weight_OD, bias_O = self._stacked(self.models.experts[task], block, feed)
+                expert = self.models.experts[task]
+                weight_OD, bias_O = loaded.pop(feed) if feed in loaded else self._stacked(expert, block, feed)
                 self._rule_at(block, feed.linears[0]).add(equations, weight_OD, taken)
                 if self.rule.biases and bias_O is not None:
                     self.rule.add_bias(equations, weight_OD, bias_O, taken)
+                taken.release()
             for name, norm in affine.items():
                 norm_moments[name].share_(self._ranks, self._dtype)
                 if not norm_moments[name].total:
@@ -296,6 +301,7 @@ class Sweep:
                 seen.add(name)
                 scale_D, shift_D = self._norm(self.models.experts[task], block, name, kinds[name])
                 self.rule.add_norm(norm, scale_D, shift_D, norm_moments[name])
+        self._pool.clear()
         give_back()
         found: dict[str, Tensor] = {}
         for place, feed in enumerate(feeds):
@@ -366,8 +372,9 @@ class Sweep:
 
     def _measure(
         self, index: int, task: str, layout: Layout, kinds: Mapping[str, NormKind], final: bool
-    ) -> tuple[dict[Feed, Moments], dict[str, NormMoments]]:
-        """Statistics of one task's inputs to the block's feeds and norms."""
+    ) -> tuple[dict[Feed, Moments], dict[str, NormMoments], dict[Feed, Stacked]]:
+        """Statistics of one task's inputs to the block's feeds and norms; and the expert's weights, as far as
+        they were loaded as they are stored."""
         rule, block = self.rule, self.blocks[index]
         moments = {
             feed: Moments(
@@ -375,6 +382,7 @@ class Sweep:
                 target=rule.targets,
                 answers=self._answers(block, feed) if rule.targets else 0,
                 unit_tokens=rule.unit_tokens,
+                pool=self._pool,
             )
             for feed in layout.feeds
         }
@@ -383,6 +391,7 @@ class Sweep:
         runs = block if rule.inputs == "student" else self._expert_blocks[index]
         student, expert = self._tracers["student", task], self._tracers["expert", task]
         needs_expert = rule.targets or rule.inputs != "student"
+        loaded: dict[Feed, Stacked] = {}
         with self._expert_at(task, index) if needs_expert else _nothing():
             for number, batch in enumerate(self._batches[task]):
                 weights = TokenWeights(self.backbone, batch, runs, rule.reads_out)
@@ -412,7 +421,40 @@ class Sweep:
                     ) from error
                 if final and index + 1 < len(self.blocks):
                     expert.record(index, number, output)
-        return moments, norm_moments
+            if needs_expert:
+                loaded = self._loaded(task, index, layout)
+        return moments, norm_moments, loaded
+
+    def _loaded(self, task: str, index: int, layout: Layout) -> dict[Feed, Stacked]:
+        """As `_stacked`, from the expert's block in memory; without the feeds that are stored in a wider
+        dtype."""
+        module, source = self._expert_blocks[index].module, self.models.experts[task]
+        found: dict[Feed, Stacked] = {}
+        for feed in layout.feeds:
+            linears = [
+                linear
+                for name in feed.linears
+                if type(linear := module.get_submodule(name)) is nn.Linear
+                and self._is_stored_as(linear.weight, f"{self.blocks[index].name}.{name}.weight", source)
+            ]
+            if len(linears) < len(feed.linears):
+                continue
+            weights = [linear.weight.detach() for linear in linears]
+            bias_O = None
+            if any(linear.bias is not None for linear in linears):
+                bias_O = torch.cat(
+                    [
+                        linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
+                        for linear in linears
+                    ]
+                )
+            found[feed] = (weights[0] if len(weights) == 1 else torch.cat(weights), bias_O)
+        return found
+
+    def _is_stored_as(self, weight: Tensor, name: str, source: CheckpointSource) -> bool:
+        """Whether a weight in memory has all digits of what is stored."""
+        stored = self.student.stored.get(name)
+        return stored is not None and _wide_dtype(source.spec(stored).dtype) == weight.dtype
 
     @contextmanager
     def _expert_at(self, task: str, index: int) -> Iterator[None]:
@@ -435,7 +477,7 @@ class Sweep:
     def _outputs(self, block: Block, feed: Feed) -> int:
         return sum(_outputs(block.module, linear) for linear in feed.linears)
 
-    def _stacked(self, source: CheckpointSource, block: Block, feed: Feed) -> tuple[Tensor, Tensor | None]:
+    def _stacked(self, source: CheckpointSource, block: Block, feed: Feed) -> Stacked:
         """Weights of a feed's linears along O; biases too (zeros where one has none), None where none has."""
         weights, biases, any_bias = [], [], False
         for linear in feed.linears:
@@ -473,7 +515,11 @@ def _outputs(module: nn.Module, linear: str) -> int:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    return tensor.to(_wide_dtype(tensor.dtype))
+
+
+def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from merging.contracts.backbone import Backbone
 from merging.errors import MergingError, TracingError
 from merging.records import Records
-from merging.stem import Stem, Tried, same
+from merging.stem import Stem, Tried, hollow_input, same
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,15 @@ class BlockTracer(ActivationTracer):
         self._stem = Stem(model, [block.name for block in self.blocks])
         self._tried = Tried() if tried is None else tried
         self._like_others: dict[int, bool] = {}  # batch -> whether a hollow stem serves it, too
+        self._hollow_inputs: dict[int, dict[str, Any]] = {}  # batch -> its arguments, large ones all zeros
 
     def call(self, block: int, batch: int) -> Call:
         if block == 0:
             with ExitStack() as restore:
                 self._stem.watch(restore, batch)
-                return self._call(block, batch)
+                inputs = self.batches[batch]
+                self._hollow_inputs[batch] = {name: hollow_input(value) for name, value in inputs.items()}
+                return self._call(block, batch, inputs)
         if batch not in self._stem or self._tried.fails(block) or not self._like_others.get(batch, True):
             return self._call(block, batch)
         if block in self._tried and batch in self._like_others:
@@ -155,11 +158,11 @@ class BlockTracer(ActivationTracer):
         try:
             with ExitStack() as restore:
                 self._stem.hollow(restore, batch)
-                return self._call(block, batch)
+                return self._call(block, batch, self._hollow_inputs[batch])
         except TracingError:
             return None
 
-    def _call(self, block: int, batch: int) -> Call:
+    def _call(self, block: int, batch: int, inputs: Mapping[str, Any] | None = None) -> Call:
         wanted = self.blocks[block]
 
         def hand_over(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +173,7 @@ class BlockTracer(ActivationTracer):
             _replace_forward(restore, wanted.module, hand_over)
             found: Call | None = None
             try:
-                self.model(**self.batches[batch])
+                self.model(**(self.batches[batch] if inputs is None else inputs))
             except _Reached as reached:
                 found = reached.call
             except MergingError:
