@@ -111,7 +111,9 @@ def measure(
         for task in scored:
             if task.name in models.experts:
                 score("expert", load_model(backbone, models.experts[task.name], device=device), [task])
-    found = measure_drift(models, results, held, adapt=adapt, device=device, work=work, progress=progress)
+    found = measure_drift(
+        models, results, held, adapt=adapt, split=False, device=device, work=work, progress=progress
+    )
     measured.drift, measured.held = found.drift, found.held
     return measured
 
@@ -124,12 +126,14 @@ def measure_drift(
     *,
     adapt: Adapt | None = None,
     examples: int = EXAMPLES,
+    split: bool = True,
     frechet: bool = False,
     device: str = "cpu",
     work: Path | None = None,
     progress: Progress = silent,
 ) -> Measured:
-    """Drift alone. `frechet`: the distance between distributions, too. One model's block at a time."""
+    """Drift alone. `split`: into local and upstream, too; `frechet`: the distance between distributions. One
+    model's block at a time."""
     measured = Measured(drift_examples=examples)
     walked = {task: one for task, one in held.items() if task in models.experts}
     if models.backbone is None:
@@ -144,6 +148,7 @@ def measure_drift(
             one.examples.batches(),
             examples=examples,
             adapt={} if adapt is None else {"calibrated": partial(_of_task, adapt, task)},
+            split=split,
             frechet=frechet,
             device=device,
             work=work,

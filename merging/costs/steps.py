@@ -119,7 +119,7 @@ class Steps:
 
     def _evaluation(self, sizes: Sizes) -> Iterator[Step]:
         """To score: one model whole, in float32. For the drift: one block after the other, the experts' once,
-        the results' on what enters them and on what enters the expert's."""
+        then the results'."""
         seen = [task for task in self._tasks.values() if task.test or task.calibration or task.validation]
         scored = [task for task in self._tasks.values() if is_scored(task)]
         if self._opened.models.backbone is None or not (seen or scored):
@@ -129,9 +129,9 @@ class Steps:
         forward, walked, waiting = 0.0, 0, 0.0
         if sizes.walk is not None:
             forward, walked = _forward(sizes.walk), _walked(sizes.walk)
-            held = 2 * EXAMPLES * sum(one.output for one in sizes.walk.blocks)  # what enters, what leaves
+            held = 2 * EXAMPLES * sum(one.output for one in sizes.walk.blocks)  # what enters and leaves
             waiting = min(sizes.activation_memory, held)
-        forwards = tested * (results + 2) + EXAMPLES * len(seen) * (2 * results + 1)
+        forwards = tested * (results + 2) + EXAMPLES * len(seen) * (results + 1)
         read = sizes.expert_bytes + results * max(1, len(seen)) * sizes.base_bytes
         memory = 4.0 * (sizes.parameters if scored else walked) + waiting + WORKSPACE
         yield Step("evaluate", Cost(memory=memory, work=Work(single=forward * forwards, read=read)))

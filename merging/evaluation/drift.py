@@ -23,7 +23,7 @@ from merging.records import Records
 from merging.streaming import StreamedModel
 from merging.tracer import BlockTracer, Call, blocks_of
 
-EXAMPLES = 16
+EXAMPLES = 8
 """Per task: drift is a mean over tokens and tasks, and settles with few examples."""
 
 _TEXTS = 4  # in a batch: a language model's final output is as wide as its vocabulary
@@ -78,13 +78,15 @@ def drift(
     *,
     examples: int = EXAMPLES,
     adapt: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    split: bool = True,
     frechet: bool = False,
     device: torch.device | str = "cpu",
     work: Path | None = None,
 ) -> dict[str, ModelDrift]:
     """For each of `models`, over the first `examples`.
 
-    `adapt`: model -> what is applied to its final features (B F) before heads read them. `frechet`: the
+    `adapt`: model -> what is applied to its final features (B F) before heads read them. `split`: into local
+    and upstream, which runs each model's blocks a second time. `frechet`: the
     distance between distributions, too, which takes a decomposition per block.
 
     One block of one model is held at a time, beside what lies outside its blocks; what enters and leaves the
@@ -104,6 +106,7 @@ def drift(
                 records,
                 features,
                 adapt=adapted.get(model, _unchanged),
+                split=split,
                 frechet=frechet,
             )
             for model, source in models.items()
@@ -118,6 +121,7 @@ def _of_model(
     theirs: Sequence[Tensor] | None,
     *,
     adapt: Callable[[Tensor], Tensor],
+    split: bool,
     frechet: bool,
 ) -> ModelDrift:
     rows: list[BlockDrift] = []
@@ -127,7 +131,7 @@ def _of_model(
             rows += sums.means()
             sums = _Sums(step.block, gathers=frechet)
         args, kwargs, expert_BTD, weights_BT = records.get(place)
-        crossed_BTD = walk.again(step, Call(args, kwargs))
+        crossed_BTD = walk.again(step, Call(args, kwargs)) if split else None
         sums.add(step.hidden, crossed_BTD, expert_BTD, weights_BT)
     rows += sums.means()
     ours = walk.features()
@@ -232,22 +236,28 @@ class _Sums:
         self.block = block
         self._cosine = self._distance = self._local = self._upstream = self._weight = 0.0
         self._shared = self._squares = 0.0  # <m, e> and |e|^2
-        self._tokens = 0
+        self._tokens, self._split = 0, False
         self._gathered: tuple[list[Tensor], list[Tensor]] | None = ([], []) if gathers else None
 
-    def add(self, ours_BTD: Tensor, crossed_BTD: Tensor, theirs_BTD: Tensor, weight_BT: Tensor) -> None:
-        """`crossed`: the model's own block on what enters the expert's."""
+    def add(
+        self, ours_BTD: Tensor, crossed_BTD: Tensor | None, theirs_BTD: Tensor, weight_BT: Tensor
+    ) -> None:
+        """`crossed`: the model's own block on what enters the expert's, where the drift is to be split."""
         counts_BT = weight_BT > 0
-        ours, crossed, theirs = (one[counts_BT].double() for one in (ours_BTD, crossed_BTD, theirs_BTD))
+        ours, theirs = (one[counts_BT].double() for one in (ours_BTD, theirs_BTD))
         weight_N = weight_BT[counts_BT].double()
         size_N = theirs.norm(dim=-1).clamp_min(_TINY)
-        error, local = ours - theirs, crossed - theirs
+        error = ours - theirs
         self._cosine += (torch.cosine_similarity(ours, theirs, dim=-1) * weight_N).sum().item()
         self._distance += (error.norm(dim=-1) / size_N * weight_N).sum().item()
-        self._local += (local.norm(dim=-1) / size_N * weight_N).sum().item()
-        self._upstream += ((ours - crossed).norm(dim=-1) / size_N * weight_N).sum().item()
-        self._shared += ((local * error).sum(-1) * weight_N).sum().item()
         self._squares += (error.square().sum(-1) * weight_N).sum().item()
+        self._split = crossed_BTD is not None
+        if crossed_BTD is not None:
+            crossed = crossed_BTD[counts_BT].double()
+            local = crossed - theirs
+            self._local += (local.norm(dim=-1) / size_N * weight_N).sum().item()
+            self._upstream += ((ours - crossed).norm(dim=-1) / size_N * weight_N).sum().item()
+            self._shared += ((local * error).sum(-1) * weight_N).sum().item()
         self._weight += weight_N.sum().item()
         self._tokens += len(weight_N)
         if self._gathered is not None:
@@ -266,9 +276,9 @@ class _Sums:
                 self._cosine / weight,
                 self._distance / weight,
                 self._tokens,
-                local=self._local / weight,
-                upstream=self._upstream / weight,
-                local_share=self._shared / self._squares if self._squares else None,
+                local=self._local / weight if self._split else None,
+                upstream=self._upstream / weight if self._split else None,
+                local_share=self._shared / self._squares if self._split and self._squares else None,
                 frechet=between,
                 frechet_relative=relative,
             )

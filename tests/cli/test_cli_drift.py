@@ -69,7 +69,7 @@ def test_a_calibration_that_harms_is_told_in_report_summary_and_model_card(spec_
     (warning,) = [one for one in report.warnings if "away from the expert" in one]
     assert "moved all of them away from the expert" in warning
     assert all(f'"{task}"' in warning for task in TASKS)
-    assert "of 16 calibration examples that were not drawn" in warning
+    assert "of 8 calibration examples that were not drawn" in warning
     assert "warning: calibrating moved all of them away" in " ".join(answer.out.split())
     card = (out / "calibrated" / "README.md").read_text()
     assert card.count("## Beware: drift") == 1
@@ -101,7 +101,7 @@ def test_drift_runs_what_is_missing_and_prints_and_draws(spec_at, merging_comman
 
     assert answer.code == 0
     lines = answer.out.splitlines()
-    assert lines[0] == "digits, on 16 calibration examples that were not drawn"
+    assert lines[0] == "digits, on 8 calibration examples that were not drawn"
     assert lines[1].split() == ["block", "drift", "local", "upstream", "cosine", "Frechet"]
     assert [line.split()[0] for line in lines[2:4]] == ["encoder.layers.0", "encoder.layers.1"]
     assert "mean of 2 tasks" in answer.out
