@@ -50,7 +50,8 @@ class LayerRule(ABC):
 
     @abstractmethod
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
-        """Fold one task into the equations of a feed, given the expert's weight."""
+        """Fold one task into the equations of a feed, given the expert's weight. Both tensors are this
+        call's (and `add_bias`'s) alone: their memory serves the next task."""
 
     @abstractmethod
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
