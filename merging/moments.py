@@ -61,6 +61,7 @@ class Moments:
         self._answers, self._pool = answers, pool or Pool()
         self._sum = torch.zeros(features)
         self._target_sum = torch.zeros(features)
+        self._released = False
         self._settled = False  # whether `_half` is the whole Gram, divided
 
     @classmethod
@@ -113,6 +114,11 @@ class Moments:
             if sums is not None:
                 self._pool.take_back(sums)
         self._half = self._cross = None
+        self._released = True
+
+    def _check(self) -> None:
+        if self._released:
+            raise ValueError("these moments are gone: keep a copy, or ask while the task is folded in")
 
     @property
     def answers(self) -> int:
@@ -122,6 +128,7 @@ class Moments:
     @property
     def gram_DD(self) -> Tensor:
         """E[x xᵀ]; zeros where no token was seen. Valid until more is added."""
+        self._check()
         if self._half is None:
             return torch.zeros(self.features, self.features)
         if not self._settled:
@@ -184,6 +191,7 @@ class Moments:
         self.total, self.tokens = float(counts[0]), int(counts[1])
 
     def _met(self) -> Tensor:
+        self._check()
         if self._cross is None:
             return torch.zeros(self._answers or self.features, self.features)
         return self._cross

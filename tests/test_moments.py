@@ -9,7 +9,7 @@ import torch
 
 from merging.errors import NumericalError
 from merging.grams import correlation, off_diagonal_mass, shrink_off_diagonal
-from merging.moments import Moments, NormMoments
+from merging.moments import Moments, NormMoments, Pool
 from merging.normal_equations import NormalEquations, NormEquations
 from merging.records import Records
 
@@ -185,3 +185,26 @@ def test_one_huge_feature_does_not_drown_the_others(factor: float) -> None:
     assert equations.health is not None
     assert equations.health.fallback == ""
     assert torch.allclose(solved, torch.linalg.solve(lhs, rhs.T).T, rtol=1e-6, atol=1e-9)
+
+
+def test_what_was_given_back_cannot_be_asked_any_more():
+    pool = Pool()
+    moments = Moments(3, pool=pool)
+    moments.add(torch.ones(4, 3))
+    kept = moments.gram_DD
+    moments.release()
+    with pytest.raises(ValueError, match="keep a copy"):
+        _ = moments.gram_DD
+    assert pool.zeros((3, 3), dtype=torch.float32, device=kept.device) is kept
+    assert not kept.any()
+
+
+def test_more_can_be_added_after_the_gram_was_asked_for():
+    torch.manual_seed(0)
+    first_TD, second_TD = torch.randn(20, 600), torch.randn(30, 600)
+    moments, whole = Moments(600), Moments(600)
+    moments.add(first_TD)
+    assert moments.gram_DD.shape == (600, 600)
+    moments.add(second_TD)
+    whole.add(torch.cat([first_TD, second_TD]))
+    torch.testing.assert_close(moments.gram_DD, whole.gram_DD)

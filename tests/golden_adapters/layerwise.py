@@ -3,6 +3,7 @@ sweep."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -330,7 +331,7 @@ class _Watcher(FeatCal):
         self.affine: list[tuple[Tensor, NormMoments]] = []
 
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
-        self.linears.append((weight_OD, moments))
+        self.linears.append((weight_OD, deepcopy(moments)))  # whose memory serves the next task
         super().add(equations, weight_OD, moments)
 
     def add_norm(self, equations: Any, scale_D: Tensor, shift_D: Tensor | None, moments: NormMoments) -> None:
