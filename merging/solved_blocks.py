@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,11 +63,6 @@ class SolvedBlocks:
         except OSError as error:
             scratch.unlink(missing_ok=True)
             raise OutputError(f"{place} cannot be written: {error.strerror or error}") from error
-
-    def clear(self) -> None:
-        """Forget everything; for when the result is in its place."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self.count = 0
 
     def _path(self, index: int) -> Path:
         return self._folder / f"block-{index:05}.safetensors"
