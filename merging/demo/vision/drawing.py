@@ -39,7 +39,7 @@ def draw(glyph: Glyph, variant: int) -> np.ndarray:
     The same name and variant give the same picture.
     """
     dice = random.Random(f"{glyph.name}/{variant}")
-    ink, paper = _two_colours(dice)
+    ink, paper = two_colours(dice)
     shape = _outline(glyph).rotate(dice.uniform(-_DEGREES, _DEGREES), Image.Resampling.BICUBIC, expand=True)
     shape = shape.crop(shape.getbbox())
     scale = dice.uniform(*_FILL) * PIXELS / max(shape.size)
@@ -63,7 +63,7 @@ def _outline(glyph: Glyph) -> Image.Image:
     return canvas
 
 
-def _two_colours(dice: random.Random) -> tuple[Colour, Colour]:
+def two_colours(dice: random.Random) -> tuple[Colour, Colour]:
     while True:
         ink, paper = (_colour(dice), _colour(dice))
         if abs(sum(ink) - sum(paper)) / 3 >= _LEAST_CONTRAST:

@@ -1,0 +1,81 @@
+"""The suites of the results table.
+
+python -m benchmarks.suites build vision-8 --out suites/vision-8
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from merging.demo.suite import Suite, build
+
+PARTS = ("seeds", "ablation", "samples", "shift", "sweeps", "corruption")
+"""The experiments, the most wanted first."""
+
+SUITES = {"vision-8": "vision8", "text-t5-8": "text_t5", "text-llama-6": "text_llama"}
+
+
+def suite(name: str) -> Suite:
+    """A suite by name; its packages are imported only now."""
+    found: Suite = importlib.import_module(f"benchmarks.suites.{SUITES[name]}.suite").SUITE
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.suites", description=(__doc__ or "").split("\n")[0]
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("build", help="fetch, draw and train what a suite lacks")
+    making.add_argument("name", choices=SUITES)
+    making.add_argument("--out", type=Path, required=True, help="folder to fill")
+    measuring = commands.add_parser(
+        "measure", help="every rule and calibrator on a built suite, and its experiments"
+    )
+    measuring.add_argument("suite", type=Path, help="its spec: SUITE/spec.json or SUITE/spec-lora.json")
+    measuring.add_argument("--out", type=Path, required=True, help="folder of the records, which go on")
+    measuring.add_argument("--only", nargs="+", choices=(*PARTS, "rules"), help="else all")
+    given = parser.parse_args(arguments)
+    if given.command == "measure":
+        _measure(given.suite, given.out, given.only or ("rules", *PARTS))
+    else:
+        _build(given.name, given.out)
+
+
+def _measure(spec: Path, out: Path, parts: Sequence[str]) -> None:
+    from benchmarks.suites import experiments, grid, rows
+
+    built, records = grid.Suite(spec), grid.Records(out / "records.jsonl")
+    joint = spec.parent / "models" / "joint"
+    grid.references(built, joint if joint.exists() else None, records)
+    for part in parts:
+        if part == "rules":
+            adapters = any(ref.adapter for ref in built.spec().experts.values())
+            wanted = [row for row in rows.RULES if adapters or not row.adapters_only]
+            grid.measure(built, "rules", wanted, records)
+        elif part == "shift":
+            found = experiments.shift(built)
+            (out / "shift.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        else:
+            experiments.ALL[part](built, records)
+
+
+def _build(name: str, out: Path) -> None:
+    last = [""]
+
+    def progress(stage: str, done: int, total: int) -> None:
+        share = f"{stage} {100 * done // max(total, 1)} %"
+        if share != last[0]:
+            last[0] = share
+            print(share, file=sys.stderr, flush=True)
+
+    print(build(out, suite(name), progress=progress))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The papers' experiments in small: sample curves, corruption, sweeps, ablation, covariate shift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
+from benchmarks.suites.grid import Records, Suite, measure
+from benchmarks.suites.rows import ABLATION, Row
+from merging.checkpoints.source import CheckpointSource
+from merging.held_out import HeldOut
+from merging.scoring import measure_drift
+
+SAMPLES = (1, 2, 4, 8, 32, 256)
+SEEDS = (0, 1, 2)
+SWEEPS: Mapping[str, Sequence[float]] = {
+    "interpolation": (0.0, 0.1, 0.25, 0.4, 0.6, 1.0),
+    "anchor": (0.0, 1.0, 1.6, 2.2, 3.0),
+    "ridge": (0.002, 0.01, 0.05, 0.2, 1.0),
+}
+"""Of FeatCal's settings, each with the others at their defaults."""
+
+AVERAGE = Row("average", "average", calibrators=("featcal",))
+CHAIN = Row("Chain of Merges", "chain_of_merges", calibrators=("featcal",))
+HEADLINE = (
+    AVERAGE,
+    Row("RegMean", "regmean", calibrators=()),
+    Row("RegMean++", "regmean_plus_plus", calibrators=()),
+    CHAIN,
+)
+_SHIFT_EXAMPLES = 64
+
+
+def samples(suite: Suite, records: Records) -> None:
+    """FeatCal on the average, Chain of Merges and FeatCal on that, by examples a task."""
+    for count in SAMPLES:
+        measure(suite, f"samples {count}", (AVERAGE, CHAIN), records, data=suite.data(examples=count))
+
+
+def corruption(suite: Suite, records: Records) -> None:
+    """All calibrators on the average, from examples that are worse than those of the test."""
+    row = replace(AVERAGE, calibrators=("featcal", "surgery", "prob_surgery"))
+    measure(suite, "corruption none", (row,), records)
+    for kind in CORRUPTIONS:
+        measure(suite, f"corruption {kind}", (row,), records, data=corrupted(suite.data(), kind, 0))
+
+
+def sweeps(suite: Suite, records: Records) -> None:
+    """FeatCal's settings, one at a time, on the average."""
+    for setting, values in SWEEPS.items():
+        for value in values:
+            measure(suite, f"{setting} {value:g}", (AVERAGE,), records, calibration={setting: value})
+
+
+def ablation(suite: Suite, records: Records) -> None:
+    """Chain of Merges, part after part."""
+    measure(suite, "ablation", ABLATION, records)
+
+
+def seeds(suite: Suite, records: Records) -> None:
+    """The headline rows by several draws of calibration examples."""
+    for seed in SEEDS:
+        measure(suite, "seeds", HEADLINE, records, seed=seed)
+
+
+def shift(suite: Suite) -> dict[str, list[float]]:
+    """Merging Covariate Shift: how far a merged model's output of each block is from the expert's.
+
+    The 2-Wasserstein distance between Gaussians, over the root mean square of the latter; mean over tasks.
+    """
+    data, made = suite.data(), {}
+    for row in HEADLINE:
+        spec = suite.spec(f'merge={{"type": "{row.rule}"}}', 'calibrate={"type": "featcal"}')
+        made[row.label] = suite.merged(spec, data)
+        if row.calibrators:
+            made[f"{row.label} + FeatCal"] = suite.calibrated(spec, made[row.label], data)[0]
+    return {label: _shift(suite, source) for label, source in made.items()}
+
+
+def _shift(suite: Suite, source: CheckpointSource) -> list[float]:
+    held: dict[str, HeldOut] = {
+        name: HeldOut(task.validation, "validation") for name, task in suite.tasks.items() if task.validation
+    }
+    found: Any = measure_drift(
+        suite.opened.models, {"merged": source}, held, examples=_SHIFT_EXAMPLES, split=False, frechet=True
+    )
+    tasks = [models["merged"].blocks for models in found.drift.values()]
+    return [
+        sum(block.frechet_relative or 0.0 for block in blocks) / len(blocks)
+        for blocks in zip(*tasks, strict=True)
+    ]
+
+
+ALL: Mapping[str, Callable[[Suite, Records], None]] = {
+    "seeds": seeds,
+    "ablation": ablation,
+    "samples": samples,
+    "sweeps": sweeps,
+    "corruption": corruption,
+}

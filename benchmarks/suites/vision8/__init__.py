@@ -1,0 +1,1 @@
+"""Eight image tasks on the whole of DINOv2-small."""

@@ -1,0 +1,269 @@
+"""The suite of pictures in small: splits, drawings, training, the grid and its tables on a tiny model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from benchmarks.suites import grid, tables
+from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
+from benchmarks.suites.experiments import shift
+from benchmarks.suites.rows import RULES, Row
+from benchmarks.suites.vision8 import grey, splits
+from benchmarks.suites.vision8.artwork import WHITE, IconSets, concept_of, placed
+from benchmarks.suites.vision8.splits import Drawn, split
+from benchmarks.suites.vision8.training import Recipe, train, write_head, write_pool
+from merging.demo.packages import Archive
+from merging.demo.vision.base_model import MEAN, STD
+from merging.demo.vision.drawing import PIXELS
+from merging.demo.vision.tasks import write_pictures
+
+# Of transformers, about what peft asks it.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+
+
+def picture(number: int) -> np.ndarray:
+    return np.full((4, 4, 3), number, dtype=np.uint8)
+
+
+def test_parts_share_no_picture_and_no_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TRAIN": 30, "CALIBRATION": 6, "VALIDATION": 5, "TEST": 4}.items():
+        monkeypatch.setattr(splits, name, value)
+    known, unseen = Drawn(), Drawn()
+    for number in range(60):
+        known.add(picture(number), number % 2, f"subject {number // 3}")
+    known.add(picture(0), 1, "a copy")
+    for number in range(55, 70):
+        unseen.add(picture(number), 0, "other")
+    known.add(None, 0, "not drawn")
+
+    found = split("task", ("a", "b"), known, unseen, seed=0)
+
+    parts = {
+        name: getattr(found, name).pixels[:, 0, 0, 0].tolist()
+        for name in ("train", "calibration", "validation")
+    }
+    test = found.test.pixels[:, 0, 0, 0].tolist()
+    assert [len(part) for part in (*parts.values(), test)] == [30, 6, 5, 4]
+    subjects = [{number // 3 for number in part} for part in parts.values()]
+    assert len(set.union(*subjects)) == sum(map(len, subjects))
+    assert min(test) >= 60  # what training knows is not tested
+    again = split("task", ("a", "b"), known, unseen, seed=0)
+    assert (again.train.pixels == found.train.pixels).all()
+
+
+def test_too_few_pictures_are_refused() -> None:
+    known = Drawn()
+    for number in range(20):
+        known.add(picture(number), 0, str(number))
+
+    with pytest.raises(ValueError, match="20 pictures are too few"):
+        split("task", ("a",), known, known, seed=0)
+
+
+@dataclass(frozen=True)
+class Files(Archive):
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def matching(self, pattern: str) -> dict[str, bytes]:
+        return {name: data for name, data in self.files.items() if fnmatch(name, pattern)}
+
+    def read(self, member: str) -> bytes:
+        return self.files[member]
+
+
+def idx(values: np.ndarray) -> bytes:
+    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.astype(np.uint8).tobytes())
+
+
+def garments(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    dice = np.random.default_rng(seed)
+    labels = dice.integers(0, 10, count)
+    pixels = dice.integers(0, 60, (count, 28, 28))
+    pixels[np.arange(count), :, :] += (labels * 15)[:, None, None]
+    return pixels, labels
+
+
+def fashion(folder: Path) -> Archive:
+    files = {}
+    for part, count, seed in (("train", 200, 0), ("t10k", 60, 1)):
+        pixels, labels = garments(count, seed)
+        for kind, values in (("images-idx3", pixels), ("labels-idx1", labels)):
+            files[f"usr/share/datasets/fashion-mnist/{part}-{kind}-ubyte.gz"] = idx(values)
+    return Files(folder / "none", files)
+
+
+def test_icons_are_drawn_in_their_colours_and_told_by_their_concept(tmp_path: Path) -> None:
+    body = '<path fill="currentColor" d="M2 2h12v12H2z"/>'
+    icons = {"bell": {"body": body}, "broken": {"body": "<path"}}
+    given = {"package/json/one.json": json.dumps({"icons": icons, "width": 16, "height": 16}).encode()}
+    sets = IconSets(Files(tmp_path, {**given, "package/collections.json": b"{}"}))
+
+    found = sets.drawn("one", "bell", (10, 200, 30))
+
+    assert found is not None
+    assert found.getpixel((64, 64)) == (10, 200, 30, 255)
+    assert found.getpixel((2, 2))[3] == 0
+    assert sets.drawn("one", "lamp") is None
+    assert sets.drawn("one", "broken") is None
+    names = ("outline-bell", "bell-2-fill", "bell-off")
+    assert {concept_of(name) for name in names} == {"bell"}
+
+
+def test_artwork_is_placed_alike_by_one_seed_and_nothing_is_drawn_of_nothing() -> None:
+    artwork = Image.new("RGBA", (40, 30), (255, 0, 0, 255))
+
+    first, again, other = (placed(artwork, WHITE, random.Random(seed)) for seed in (0, 0, 1))
+
+    assert first is not None
+    assert first.shape == (PIXELS, PIXELS, 3)
+    assert (first == again).all()
+    assert (first != other).any()
+    assert placed(Image.new("RGBA", (40, 30)), WHITE, random.Random(0)) is None
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks of one kind of pictures on a tiny transformer: base, experts, adapters, spec."""
+    import transformers as hf
+
+    folder = tmp_path_factory.mktemp("suite")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2}
+    config = hf.Dinov2Config(**sizes, patch_size=14, image_size=PIXELS, architectures=["Dinov2Model"])
+    hf.Dinov2Model(config).save_pretrained(folder / "models/base")
+    hf.BitImageProcessor(
+        size={"shortest_edge": PIXELS},
+        crop_size={"height": PIXELS, "width": PIXELS},
+        image_mean=list(MEAN),
+        image_std=list(STD),
+    ).save_pretrained(folder / "models/base")
+    spec: dict[str, Any] = {"base": "models/base", "experts": {}, "tasks": {}, "merge": {"type": "average"}}
+    spec["backbone"] = {"type": "vit", "features": "cls"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"TRAIN": 60, "CALIBRATION": 24, "VALIDATION": 20, "TEST": 20}.items():
+            patch.setattr(splits, name, value)
+        for seed, task in enumerate(("one", "two")):
+            _make_task(folder, task, grey.fashion(fashion(folder), seed), seed, spec)
+    (folder / "spec.json").write_text(json.dumps(spec))
+    adapters = {task: {"adapter": f"adapters/{task}"} for task in ("one", "two")}
+    (folder / "spec-lora.json").write_text(json.dumps({**spec, "experts": adapters}))
+    return folder
+
+
+def _make_task(folder: Path, task: str, found: splits.Splits, seed: int, spec: dict[str, Any]) -> None:
+    pool, head = folder / f"{task}.pool", folder / f"heads/{task}.safetensors"
+    head.parent.mkdir(exist_ok=True)
+    write_pool(found.train, pool)
+    write_head(folder / "models/base", pool, len(found.classes), head)
+    for rank, place in ((0, folder / "models" / task), (2, folder / "adapters" / task)):
+        given = {"base": str(folder / "models/base"), "pools": {task: str(pool)}, "heads": {task: str(head)}}
+        recipe = Recipe(**given, folder=str(place), steps=2, seed=seed, learning_rate=1e-3, rank=rank)
+        place.mkdir(parents=True)
+        train(recipe, place, lambda *_: None)
+    data = folder / "data" / task
+    sources = {}
+    for part in ("calibration", "validation", "test"):
+        write_pictures(getattr(found, part), found.classes, data / part)
+        sources[part] = {"type": "images", "path": f"data/{task}/{part}"}
+    spec["experts"][task] = {"model": f"models/{task}"}
+    spec["tasks"][task] = {**sources, "head": {"type": "linear", "path": f"heads/{task}.safetensors"}}
+
+
+def test_experts_and_adapters_were_moved_from_the_base(suite: Path) -> None:
+    base, expert = (load_file(suite / f"models/{name}/model.safetensors") for name in ("base", "one"))
+    adapter = load_file(suite / "adapters/one/adapter_model.safetensors")
+
+    assert any((base[name] != expert[name]).any() for name in base)
+    assert len(adapter) == 2 * 2 * 6  # two factors for each linear of both blocks
+    assert any(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("spec", ["spec.json", "spec-lora.json"])
+def test_the_grid_measures_each_entry_once(suite: Path, tmp_path: Path, spec: str) -> None:
+    records = grid.Records(tmp_path / "records.jsonl")
+    opened = grid.Suite(suite / spec)
+    rows = (
+        Row("average", "average", calibrators=("featcal", "surgery")),
+        Row("Task Arithmetic", "task_arithmetic", sweep={"scale": (0.1, 0.5)}, calibrators=()),
+    )
+
+    grid.references(opened, suite / "models/base", records)
+    grid.measure(opened, "rules", rows, records)
+
+    written = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert len(written) == 3 + 3 + 1
+    again = grid.Records(tmp_path / "records.jsonl")
+    assert again.entries == records.entries
+    grid.measure(opened, "rules", rows, again)
+    assert (tmp_path / "records.jsonl").read_text().splitlines() == written
+    chosen = records.entries["rules", "Task Arithmetic", "none", 0].settings["scale"]
+    assert chosen in (0.1, 0.5)
+    table = tables.rules(records)
+    assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [
+        "| base", "| experts", "| joint model", "| average", "| Task Arithmetic",
+    ]  # fmt: skip
+    experts = records.entries["references", "experts", "none", 0].scores
+    assert f"{100 * sum(experts.values()) / 2:.1f} (100.0)" in table
+    assert f"scale {chosen}" in table
+    assert len(tables.per_task(records, "rules").splitlines()) == 2 + 3 + 4
+
+
+def test_seeds_are_put_together(tmp_path: Path) -> None:
+    records = grid.Records(tmp_path / "records.jsonl")
+    for seed, score in enumerate((0.5, 0.6, 0.7)):
+        records.add(grid.Entry("seeds", "average", "featcal", seed, {"one": score, "two": score}))
+
+    assert tables.spread(records, "seeds").splitlines()[2] == "| average + FeatCal | 3 | 60.0 | 10.00 |"
+
+
+def test_draws_differ_by_seed_and_number(suite: Path) -> None:
+    opened = grid.Suite(suite / "spec.json")
+
+    some, others = (opened.data(seed=seed, examples=8) for seed in (0, 1))
+
+    assert len(some["one"]) == 8
+    assert len(opened.data()["one"]) == 24
+    assert some["one"].fingerprint != others["one"].fingerprint
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_corrupted_examples_are_others_of_the_same_form(suite: Path, kind: str) -> None:
+    data = grid.Suite(suite / "spec.json").data(examples=8)
+
+    bad, again = corrupted(data, kind, 0), corrupted(data, kind, 0)
+
+    for task in data:
+        for batch, other, same in zip(
+            data[task].batches(), bad[task].batches(), again[task].batches(), strict=True
+        ):
+            assert other["pixel_values"].shape == batch["pixel_values"].shape
+            assert torch.equal(other["pixel_values"], same["pixel_values"])
+            distance = (other["pixel_values"] - batch["pixel_values"]).abs().mean()
+            assert 0.05 < float(distance) < 3
+
+
+def test_shift_is_told_for_every_block(suite: Path) -> None:
+    found = shift(grid.Suite(suite / "spec.json"))
+
+    assert set(found) >= {"average", "RegMean", "Chain of Merges", "Chain of Merges + FeatCal"}
+    assert all(len(values) == 2 and all(value > 0 for value in values) for values in found.values())
+
+
+def test_every_rule_of_the_table_is_there() -> None:
+    from merging.components import strategies
+
+    assert {row.rule for row in RULES} == set(strategies.names()) - {"slerp", "checkpoint"}
