@@ -53,6 +53,22 @@ def factored(matrix_OI: Tensor, *, noise: float = 0.0) -> LowRank:
     return LowRank(left_OK[:, :rank] * values_K[:rank], right_KI[:rank])
 
 
+def summed(terms: Sequence[LowRank], coefficients: Sequence[float]) -> LowRank:
+    """sum_n coefficients[n] * terms[n], of the sum of their ranks; no product is formed."""
+    lefts = [factor * term.scaled_left() for term, factor in zip(terms, coefficients, strict=True)]
+    return LowRank(torch.cat(lefts, dim=1), torch.cat([term.right_RI.double() for term in terms]))
+
+
+def norm(terms: Sequence[LowRank]) -> float:
+    """Frobenius norm of the sum of the terms, through the triangles of their factors."""
+    whole = summed(terms, [1.0] * len(terms))
+    if not whole.rank:
+        return 0.0
+    left_KR = torch.linalg.qr(whole.left_OR, mode="r").R
+    right_KR = torch.linalg.qr(whole.right_RI.T, mode="r").R
+    return float(torch.linalg.matrix_norm(left_KR @ right_KR.T))
+
+
 def side_by_side(terms: Sequence[LowRank], *, floor: float) -> Tensor:
     """Left singular vectors (O K) of [T_1 ... T_N], of singular values above `floor`; no product is formed.
 
@@ -80,12 +96,32 @@ def shortened(
     matrix_OI = matrix_OI.double()
     frame_OK = _frame(matrix_OI, within, rank)
     core_KI = matrix_OI if frame_OK is None else frame_OK.T @ matrix_OI
-    u_KR, values_R, vh_RI = torch.linalg.svd(core_KI, full_matrices=False)
+    return _cut(core_KI, rank, noise, left=frame_OK)
+
+
+def shortened_product(term: LowRank, rank: int | None, *, noise: float = 0.0) -> LowRank:
+    """What `shortened` makes of the term's product, which is not formed: an SVD of the triangles' product."""
+    left_OK, left_KR = torch.linalg.qr(term.scaled_left())
+    right_IK, right_KR = torch.linalg.qr(term.right_RI.double().T)
+    return _cut(left_KR @ right_KR.T, rank, noise, left=left_OK, right=right_IK)
+
+
+def _cut(
+    core_KK: Tensor,
+    rank: int | None,
+    noise: float,
+    *,
+    left: Tensor | None = None,
+    right: Tensor | None = None,
+) -> LowRank:
+    """The leading singular triplets of left @ core @ right^T, split evenly between the factors."""
+    u_KR, values_R, vh_RK = torch.linalg.svd(core_KK, full_matrices=False)
     least = noise if rank is None else 1e-12  # beyond that, directions are arbitrary
     kept = min(int((values_R > least * values_R[:1]).sum()), len(values_R) if rank is None else rank)
     roots_R = values_R[:kept].sqrt()
-    left_OR = u_KR[:, :kept] if frame_OK is None else frame_OK @ u_KR[:, :kept]
-    return LowRank(left_OR * roots_R, roots_R[:, None] * vh_RI[:kept])
+    left_OR = u_KR[:, :kept] if left is None else left @ u_KR[:, :kept]
+    right_RI = vh_RK[:kept] if right is None else vh_RK[:kept] @ right.T
+    return LowRank(left_OR * roots_R, roots_R[:, None] * right_RI)
 
 
 def _frame(matrix_OI: Tensor, within: Sequence[Tensor], rank: int | None) -> Tensor | None:

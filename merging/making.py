@@ -6,7 +6,6 @@ from pathlib import Path
 
 from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.lora import is_adapter, open_adapter
-from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.parts import parts_seen
 from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource
@@ -55,7 +54,7 @@ def run_merger(
 def open_result(path: Path, opened: Opened) -> CheckpointSource:
     """A checkpoint that this run made, be it a model or an adapter on the base."""
     if is_adapter(path):
-        return open_adapter(path, opened.models.base, outline_of(opened.base_folder), path.name)
+        return open_adapter(path, opened.models.base, opened.outline(), path.name)
     return open_checkpoint(path, path.name)
 
 

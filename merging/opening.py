@@ -16,9 +16,11 @@ from merging.checkpoints.clip_layouts import mixed_libraries
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_checkpoint, open_clip_config
 from merging.checkpoints.hub import ResolvedModel, resolve
-from merging.checkpoints.lora import open_adapter
+from merging.checkpoints.lora import AdapterFiles, open_adapter
+from merging.checkpoints.lora_places import Placement
 from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.names import NameMap, module_names
+from merging.checkpoints.outline import Outline
 from merging.checkpoints.parts import as_seen
 from merging.checkpoints.prepared import PreparedFolder
 from merging.checkpoints.quantised import QUANTISED_KEYS
@@ -84,11 +86,17 @@ class Opened:
     vocabulary: Matched | None = None
     prepared: PreparedFolder | None = None  # side files that differ from the base's
     findings: tuple[Finding, ...] = ()  # of configs; whoever checks the run says which stop it
+    known: Outline | None = None  # what `outline` says, where results are adapters
+    placements: Mapping[str, Placement] = field(default_factory=dict)  # of the experts that are adapters
 
     @property
     def side_files(self) -> Path:
         """Where config, tokenizer and processor of the result lie."""
         return self.base_folder if self.prepared is None else self.prepared.path
+
+    def outline(self) -> Outline:
+        """Of the base's model class. Raises SpecError where there is none to write an adapter for."""
+        return self.known or outline_of(self.base_folder, self.models.base.names())
 
     def pinned(self, sink: CheckpointSink) -> CheckpointSink:
         """The sink to write to: tokens' rows that no rule may touch stay what they are."""
@@ -125,6 +133,7 @@ def _compared(spec: PipelineSpec) -> Opened:
     absent: dict[str, tuple[str, ...]] = {}
     inputs = {"base": _input(spec.base.model, base_at, base, copied=True)}
     heads: dict[str, Mapping[str, Tensor]] = {}
+    placements: dict[str, Placement] = {}
     kept = {name for name in base.names() if keeps(name)}
     notes, problems = list(base.notes), []
     inside = backbone.module_names(base.names()) if backbone is not None else {}
@@ -140,9 +149,10 @@ def _compared(spec: PipelineSpec) -> Opened:
             else:
                 place = resolve(ref.adapter, revision=ref.revision, folder=Path.cwd())
                 name = spec.base.model
-                source = open_adapter(
+                adapter = open_adapter(
                     place.path, base, model, label, base_name=name, base_folder=base_at.path
                 )
+                source, placements[task] = adapter, adapter.placement
         except MergingError as error:
             problems.append(Problem(f"experts.{task}", error.message, error.remedy))
             problems += error.problems
@@ -191,8 +201,7 @@ def _compared(spec: PipelineSpec) -> Opened:
     weights = {task: spec.experts[task].weight for task in experts}
     models = Models(base, experts, weights, backbone, frozenset(kept))
     _refuse_layers(spec, models)
-    if spec.output.form == "lora":
-        outline_of(base_at.path)  # raises where there is no model class to write an adapter for
+    known = outline_of(base_at.path, base.names()) if spec.output.form == "lora" else None
     return Opened(
         base_at.path,
         models,
@@ -203,6 +212,8 @@ def _compared(spec: PipelineSpec) -> Opened:
         vocabulary,
         prepared,
         tuple(findings),
+        known,
+        placements,
     )
 
 
@@ -215,12 +226,7 @@ def opens_plainly(spec: PipelineSpec) -> bool:
 def _may_be_plain(spec: PipelineSpec) -> bool:
     """Whether full checkpoints are to be merged by their tensors alone."""
     return (
-        not _walks(spec)
-        and spec.merge.type != "checkpoint"
-        and spec.output.form == "model"
-        and spec.vocabulary is None
-        and not spec.plugins
-        and all(ref.adapter is None for ref in spec.experts.values())
+        not _walks(spec) and spec.merge.type != "checkpoint" and spec.vocabulary is None and not spec.plugins
     )
 
 
@@ -231,16 +237,27 @@ class _Plain:
         self._spec = spec
         self._base_at, self._base = _opened(spec.base.model, spec.base.revision, "base")
         self._key: str | None = None
-        self._experts = {}
+        self._places: dict[str, ResolvedModel] = {}
+        self._experts: dict[str, CheckpointSource] = {}  # whole checkpoints
+        self._adapters: dict[str, AdapterFiles] = {}
         try:
             for task, ref in spec.experts.items():
-                self._experts[task] = _opened(ref.ref.model, ref.revision, f'expert "{task}"')
+                label = f'expert "{task}"'
+                if ref.adapter is None:
+                    self._places[task], self._experts[task] = _opened(ref.ref.model, ref.revision, label)
+                    continue
+                place = resolve(ref.adapter, revision=ref.revision, folder=Path.cwd())
+                self._places[task], self._adapters[task] = place, AdapterFiles.of(place.path, label)
         except MergingError:  # told, with all other problems, by whoever compares them
             return
-        places = [self._base_at, *(place for place, _ in self._experts.values())]
-        asked = [list(spec.experts), spec.backbone.model_dump(mode="json"), spec.allow]
+        places = [self._base_at, *self._places.values()]
+        asked = [list(spec.experts), spec.backbone.model_dump(mode="json"), spec.allow, spec.base.model]
         self._key = key_of(
-            asked, self._base, [source for _, source in self._experts.values()], [one.path for one in places]
+            [*asked, sorted(self._adapters), spec.output.form],
+            self._base,
+            list(self._experts.values()),
+            [one.path for one in places],
+            adapters=[files.tensors for files in self._adapters.values()],
         )
 
     def recalled(self) -> Opened | None:
@@ -251,9 +268,13 @@ class _Plain:
             self._spec,
             {"base": _input(self._spec.base.model, self._base_at, self._base, copied=True)},
         )
-        for task, (place, source) in self._experts.items():
-            inputs[f'expert "{task}"'] = _input(spec.experts[task].ref.model, place, source)
-        experts = {task: source for task, (_, source) in self._experts.items()}
+        experts: dict[str, CheckpointSource] = {}
+        for task, ref in spec.experts.items():
+            if task in self._adapters:
+                experts[task] = self._adapters[task].on(self._base, placement=found.placements[task])
+            else:
+                experts[task] = self._experts[task]
+            inputs[f'expert "{task}"'] = _input(ref.ref.model, self._places[task], experts[task])
         weights = {task: ref.weight for task, ref in spec.experts.items()}
         backbone = select_backbone(self._base_at.path, spec.backbone)
         if backbone is not None and not type(backbone).__module__.startswith("merging."):
@@ -264,15 +285,20 @@ class _Plain:
             task: _HeadTensors(source, frozenset(found.heads.get(task, ())).__contains__)
             for task, source in experts.items()
         }
-        return Opened(self._base_at.path, models, inputs, heads, notes=found.notes)
+        return Opened(self._base_at.path, models, inputs, heads, notes=found.notes, known=found.outline)
 
     def remember(self, opened: Opened) -> None:
         matched = opened.vocabulary
         changed = matched is not None and (matched.new or matched.rows is not None)
         if self._key is None or changed or opened.prepared is not None or opened.findings:
             return
+        if opened.models.base.names() != self._base.names():
+            return
+        if any(opened.models.experts[task].names() != self._base.names() for task in self._adapters):
+            return  # an adapter brings tensors that the base lacks
         heads = {task: tuple(tensors) for task, tensors in opened.heads.items()}
-        remember(self._key, Findings(tuple(sorted(opened.models.kept)), heads, opened.notes))
+        kept = tuple(sorted(opened.models.kept))
+        remember(self._key, Findings(kept, heads, opened.notes, opened.placements, opened.known))
 
 
 def _refuse_layers(spec: PipelineSpec, models: Models) -> None:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from merging.architecture import select_backbone
 from merging.checkpoints.lora import WEIGHTS, LoraSource, is_adapter
 from merging.checkpoints.lora_config import read_config as read_adapter_config
-from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.safetensors import SafetensorsSource
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.backbone import Backbone, Batch
@@ -53,10 +51,9 @@ def reload_check(
 def _reopened(folder: Path, stage: str, opened: Opened) -> CheckpointSource:
     if not is_adapter(folder):
         return SafetensorsSource(folder, stage)
-    outline: nn.Module = outline_of(opened.base_folder)
     tensors = SafetensorsSource(folder / WEIGHTS[0], stage)
     config = read_adapter_config(folder, stage)
-    return LoraSource(opened.models.base, tensors, config, model=outline, label=stage)
+    return LoraSource(opened.models.base, tensors, config, model=opened.outline(), label=stage)
 
 
 def _misfits(source: CheckpointSource, base: CheckpointSource) -> list[Problem]:

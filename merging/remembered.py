@@ -1,7 +1,8 @@
-"""What opening found out, remembered: the next run on the same plain full checkpoints need not ask again.
+"""What opening found out, remembered: the next run on the same plain checkpoints need not ask again.
 
-Plain means that names, shapes and dtypes of all experts are the base's. What is found then depends on
-configs, tokenizers and headers alone, and the libraries that read them take longer to load than many merges.
+Plain means that names, shapes and dtypes of all experts are the base's; adapters change those tensors
+only. What is found then depends on configs, tokenizers and headers alone, and the libraries that read them
+take longer to load than many merges.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import merging
 from merging.cache import cache_folder
 from merging.checkpoints.atomic import write_atomic
+from merging.checkpoints.lora_places import Change, Placement
+from merging.checkpoints.outline import Outline
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import OutputError
 
@@ -31,15 +34,23 @@ class Findings:
     kept: tuple[str, ...]  # tensors that are never merged
     heads: Mapping[str, tuple[str, ...]]  # task -> tensors of its head
     notes: tuple[str, ...]
+    placements: Mapping[str, Placement] = field(default_factory=dict)  # of experts that are adapters
+    outline: Outline | None = None  # of the base, where results are adapters
 
 
 def key_of(
-    asked: Any, base: CheckpointSource, experts: Sequence[CheckpointSource], folders: Sequence[Path]
+    asked: Any,
+    base: CheckpointSource,
+    experts: Sequence[CheckpointSource],
+    folders: Sequence[Path],
+    *,
+    adapters: Sequence[CheckpointSource] = (),
 ) -> str | None:
     """Names this set of checkpoints, and the code that reads it; None where it is not plain.
 
-    `asked`: what the spec says that matters, fit for JSON; `folders` of base and experts, in order."""
-    header = [(name, base.spec(name).shape, str(base.spec(name).dtype)) for name in base.names()]
+    `asked`: what the spec says that matters, fit for JSON; `folders` of base and all experts, in order;
+    `adapters`: the files of those experts that are adapters, which are not among `experts`."""
+    header = [_header(base), *map(_header, adapters)]
     if any(expert.names() != base.names() for expert in experts):
         return None
     if any(expert.spec(name) != base.spec(name) for expert in experts for name in base.names()):
@@ -59,7 +70,9 @@ def recall(key: str) -> Findings | None:
     try:
         found = json.loads(_place(key).read_bytes())
         heads = {task: tuple(names) for task, names in found["heads"].items()}
-        return Findings(tuple(found["kept"]), heads, tuple(found["notes"]))
+        placements = {task: _placement(*values) for task, values in found["placements"].items()}
+        outline = None if found["outline"] is None else Outline(**found["outline"])
+        return Findings(tuple(found["kept"]), heads, tuple(found["notes"]), placements, outline)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # not known, or spoilt: found out anew
 
@@ -72,6 +85,14 @@ def remember(key: str, findings: Findings) -> None:
         write_atomic(place, json.dumps(asdict(findings)))
     except (OSError, OutputError):
         return
+
+
+def _placement(changes: Mapping[str, Any], whole: Mapping[str, str], notes: Sequence[str]) -> Placement:
+    return Placement({name: Change(**change) for name, change in changes.items()}, whole, tuple(notes))
+
+
+def _header(source: CheckpointSource) -> list[Any]:
+    return [(name, source.spec(name).shape, str(source.spec(name).dtype)) for name in source.names()]
 
 
 def _place(key: str) -> Path:

@@ -15,7 +15,6 @@ import torch
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.hashing import FileHashes
-from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.lora_sink import LoraSink
 from merging.checkpoints.manifest import MANIFEST, listing
 from merging.checkpoints.run_folder import RunFolder, write_atomic
@@ -27,14 +26,14 @@ from merging.data.kept_heads import save_kept_head
 from merging.data.task import CalibrationData, Task
 from merging.describing import describe
 from merging.drifting import tell_harm_
-from merging.errors import CheckpointError, DataError, NumericalError, SpecError
+from merging.errors import DataError, NumericalError, SpecError
 from merging.evaluation.drift import EXAMPLES
+from merging.finite_inputs import not_finite, refusal
 from merging.held_out import held_out_of
 from merging.layerwise import Placed
 from merging.limits import USUAL, Limits
 from merging.making import make_calibrators, make_merger, open_result, run_merger
 from merging.opening import Opened
-from merging.preflight import not_finite
 from merging.provenance import code_of, fingerprint, inputs_read, merge_facts, versions
 from merging.ranks import ALONE, Ranks
 from merging.reading_list import deciding_inputs, measuring_inputs, plugin_inputs
@@ -251,11 +250,7 @@ class Run:
             problems = not_finite(self.opened.models)
             if not problems:
                 raise
-            raise CheckpointError(
-                "the inputs hold values that are not finite",
-                problems=problems,
-                remedy="Leave these experts out, or get them again.",
-            ) from error
+            raise refusal(problems) from error
 
     def _sink(self, target: Path, *, delivered: bool = True) -> SafetensorsSink | LoraSink:
         """`delivered`: it is one of the results, which are adapters if the spec says so, and are opened again
@@ -279,7 +274,7 @@ class Run:
             return LoraSink(
                 target,
                 models.base,
-                outline_of(self.opened.base_folder),
+                self.opened.outline(),
                 rank=output.adapter_rank,
                 dtype=dtype,
                 experts=models.experts,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from peft_adapters import adapted
 from safetensors.torch import load_file, save_file
 from tiny_models import expert_of, made
 
@@ -112,3 +113,70 @@ def test_a_spoilt_memory_is_found_out_anew(
         file.write_text(spoilt)
 
     assert opened(workshop, monkeypatch)[1]
+
+
+def adapter_spec(folder: Path) -> dict[str, object]:
+    given = {"base": str(folder / "base"), "merge": {"type": "average"}, "device": "cpu"}
+    experts = {task: {"adapter": str(folder / f"lora-{task}")} for task in "ab"}
+    output = {"form": "lora", "rank": "exact"}
+    return {**given, "experts": experts, "output": output, "allow": ["other_base", "far_from_base"]}
+
+
+@pytest.fixture
+def adapters(workshop: Path) -> Path:
+    _, model, _ = made("llama")
+    for seed, task in enumerate("ab"):
+        adapted(
+            model, workshop / f"lora-{task}", seed=seed, r=2 + seed, target_modules=["q_proj", "down_proj"]
+        )
+    return workshop
+
+
+def test_adapters_that_were_opened_once_are_merged_without_transformers(adapters: Path) -> None:
+    """In a process of its own, in which transformers cannot be imported."""
+    spec_file = adapters / "spec.json"
+    spec_file.write_text(json.dumps(adapter_spec(adapters)), encoding="utf-8")
+    Pipeline.from_spec(spec_file).run(adapters / "first")
+    code = (
+        "import sys; sys.modules['transformers'] = sys.modules['accelerate'] = None\n"
+        "from merging.pipeline import Pipeline\n"
+        f"Pipeline.from_spec({str(spec_file)!r}).run({str(adapters / 'second')!r})\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+
+    assert done.returncode == 0, done.stderr
+    first, second = (
+        load_file(adapters / run / "merged/adapter_model.safetensors") for run in ("first", "second")
+    )
+    assert all(bool((second[name] == tensor).all()) for name, tensor in first.items())
+    configs = [
+        json.loads((adapters / run / "merged/adapter_config.json").read_text()) for run in ("first", "second")
+    ]
+    assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_another_adapter_is_asked_again(adapters: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    from merging import opening
+
+    asked: list[object] = []
+    true = opening._compared
+    monkeypatch.setattr(opening, "_compared", lambda spec: asked.append(spec) or true(spec))
+    Pipeline.from_spec(adapter_spec(adapters)).resolve()
+    Pipeline.from_spec(adapter_spec(adapters)).resolve()
+    assert len(asked) == 1
+    place = adapters / "lora-a" / file
+    if file.endswith("json"):
+        config = json.loads(place.read_text())
+        place.write_text(json.dumps({**config, "lora_alpha": 99}))
+    else:
+        stored = load_file(place)
+        first = next(name for name in sorted(stored) if "lora_A" in name)
+        save_file(
+            {name: tensor for name, tensor in stored.items() if first.split("lora_")[0] not in name}, place
+        )
+
+    Pipeline.from_spec(adapter_spec(adapters)).resolve()
+
+    assert len(asked) == 2

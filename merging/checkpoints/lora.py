@@ -5,6 +5,7 @@ Shape letters: O rows, I columns (all axes but the first, flattened), R rank.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from merging.checkpoints.folder import missing, refuse_unfinished
 from merging.checkpoints.lora_config import CONFIG, LoraConfig, read_config
 from merging.checkpoints.lora_keys import sorted_keys
-from merging.checkpoints.lora_places import Change, placed
+from merging.checkpoints.lora_places import Change, Placement, placed
+from merging.checkpoints.outline import Outline
 from merging.checkpoints.quantised import refuse_quantised
 from merging.checkpoints.safetensors import SafetensorsSource
 from merging.checkpoints.source import CheckpointSource, TensorSpec
@@ -33,7 +35,7 @@ def is_adapter(path: Path) -> bool:
 def open_adapter(
     path: Path,
     base: CheckpointSource,
-    model: nn.Module | None,
+    model: nn.Module | Outline | None,
     label: str = "",
     *,
     base_name: str = "",
@@ -44,7 +46,43 @@ def open_adapter(
     `model`: the base's skeleton, by which names are matched; without it they must be the base's own.
     `base_name`: what the user calls the base. Raises CheckpointError.
     """
-    label = label or str(path)
+    files = AdapterFiles.of(path, label or str(path))
+    source = files.on(base, model=model)
+    if note := _other_base(files.config.base_model_name_or_path, base_name, base_folder, source.label):
+        source.notes += (note,)
+    return source
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """A folder's adapter, of which headers are read."""
+
+    folder: Path
+    label: str
+    config: LoraConfig
+    tensors: CheckpointSource
+
+    @classmethod
+    def of(cls, path: Path, label: str) -> AdapterFiles:
+        """Raises CheckpointError for what is no adapter, or none that is read."""
+        return _adapter_files(path, label)
+
+    def on(
+        self,
+        base: CheckpointSource,
+        *,
+        model: nn.Module | Outline | None = None,
+        placement: Placement | None = None,
+    ) -> LoraSource:
+        """The base with this adapter on it. `placement`: what was found before of just these files."""
+        source = LoraSource(
+            base, self.tensors, self.config, model=model, label=self.label, placement=placement
+        )
+        source.files = (*self.tensors.files, self.folder / CONFIG)
+        return source
+
+
+def _adapter_files(path: Path, label: str) -> AdapterFiles:
     if not path.exists():
         raise missing(path)
     refuse_unfinished(path)
@@ -58,11 +96,7 @@ def open_adapter(
     tensors: CheckpointSource
     tensors = SafetensorsSource(file, label) if file.suffix == ".safetensors" else TorchBinSource(file, label)
     refuse_quantised(tensors, None)
-    source = LoraSource(base, tensors, config, model=model, label=label)
-    source.files = (*tensors.files, folder / CONFIG)
-    if note := _other_base(config.base_model_name_or_path, base_name, base_folder, label):
-        source.notes += (note,)
-    return source
+    return AdapterFiles(folder, label, config, tensors)
 
 
 class LoraSource(CheckpointSource):
@@ -78,16 +112,18 @@ class LoraSource(CheckpointSource):
         tensors: CheckpointSource,
         config: LoraConfig,
         *,
-        model: nn.Module | None = None,
+        model: nn.Module | Outline | None = None,
         label: str = "adapter",
+        placement: Placement | None = None,
     ) -> None:
         """`tensors`: what the adapter's file holds, under its names. Raises CheckpointError for misfits."""
         self.label, self.files = label, tensors.files
         self._base, self._tensors = base, tensors
-        self._changes, self._whole, notes = placed(
-            base, tensors, sorted_keys(tensors.names(), label), config, model
-        )
-        self.notes = (*tensors.notes, *notes)
+        if placement is None:
+            placement = placed(base, tensors, sorted_keys(tensors.names(), label), config, model)
+        self.placement = placement
+        self._changes, self._whole = placement.changes, placement.whole
+        self.notes = (*tensors.notes, *placement.notes)
         self._stored = frozenset(base.names())
         self._latest: tuple[str, LowRank] | None = None
 

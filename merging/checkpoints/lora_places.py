@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 
 from merging.checkpoints.lora_config import FOLD, LoraConfig
 from merging.checkpoints.lora_keys import Keys, Target
-from merging.checkpoints.names import NameMap, module_names, tie_group
+from merging.checkpoints.names import module_names
+from merging.checkpoints.outline import Kind, Outline
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError, Problem
 
@@ -33,10 +35,23 @@ class Change:
     bias: str = ""
 
 
+class Placement(NamedTuple):
+    """By the base's names; `whole`: name -> that in the adapter's file, where the base lacks it the same."""
+
+    changes: Mapping[str, Change]
+    whole: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
 def placed(
-    base: CheckpointSource, tensors: CheckpointSource, keys: Keys, config: LoraConfig, model: nn.Module | None
-) -> tuple[dict[str, Change], dict[str, str], list[str]]:
-    """(changes, whole tensors, notes), by the base's names; whole tensors that the base lacks keep theirs.
+    base: CheckpointSource,
+    tensors: CheckpointSource,
+    keys: Keys,
+    config: LoraConfig,
+    model: nn.Module | Outline | None,
+) -> Placement:
+    """Where all of an adapter goes. `model`: the base's class; an outline of it is for adapters that use its
+    names, as those do that this package writes.
 
     Raises CheckpointError unless every factor has its place and fits it.
     """
@@ -72,7 +87,7 @@ def placed(
     if problems:
         raise CheckpointError(f"{tensors.label} does not fit the base", problems=problems)
     _refuse_untied(keys, tensors.label, outside)
-    return changes, whole, notes
+    return Placement(changes, whole, tuple(notes))
 
 
 def _candidates(target: Target) -> list[str]:
@@ -83,15 +98,15 @@ def _candidates(target: Target) -> list[str]:
 class _Places:
     """Finds the base's name of a tensor: the same name, else the same place in the model."""
 
-    def __init__(self, base: CheckpointSource, model: nn.Module | None, names: list[str]) -> None:
+    def __init__(self, base: CheckpointSource, model: nn.Module | Outline | None, names: list[str]) -> None:
         self._stored = frozenset(base.names())
-        self.model = model
-        self._base = NameMap({}) if model is None else module_names(model, base.names())
-        self._names = NameMap({}) if model is None else module_names(model, names)
-        self._by_place = {place: name for name, place in self._base.renamed.items()}
+        self._outline = Outline.of(model, base.names()) if isinstance(model, nn.Module) else model
+        self._base = {} if self._outline is None else self._outline.places
+        self._names = module_names(model, names).renamed if isinstance(model, nn.Module) else {}
+        self._by_place = {place: name for name, place in self._base.items()}
 
     def find(self, name: str) -> str | None:
-        return name if name in self._stored else self._by_place.get(self._names.renamed.get(name, name))
+        return name if name in self._stored else self._by_place.get(self._names.get(name, name))
 
     def weight(self, target: Target) -> str | None:
         return self.find(f"{target.module}.weight") or self.find(f"{target.module}.in_proj_weight")
@@ -99,20 +114,18 @@ class _Places:
     def ties(self, name: str) -> list[str]:
         """Other names of the model for the tensor that is stored under this one, or that it would share."""
         place = self.place(name)
-        return sorted(tie_group(place, self._base.ties) - {place})
+        return [] if self._outline is None else sorted(self._outline.tied(place) - {place})
 
     def place(self, name: str) -> str:
         """The name in the model of a tensor of the base or of the adapter."""
-        return self._base.renamed.get(name, self._names.renamed.get(name, name))
+        return self._base.get(name, self._names.get(name, name))
 
-    def module(self, name: str) -> nn.Module | None:
-        """The module that owns a tensor of the base."""
-        place = self._base.renamed.get(name)
-        return (
-            None
-            if self.model is None or place is None
-            else self.model.get_submodule(place.rpartition(".")[0])
-        )
+    def kind(self, name: str) -> Kind | None:
+        """What the module is that owns a tensor of the base."""
+        place = self._base.get(name)
+        if self._outline is None or place is None:
+            return None
+        return self._outline.modules.get(place.rpartition(".")[0])
 
 
 def _refuse_lost(lost: list[Target], keys: Keys, base: CheckpointSource, label: str, places: _Places) -> None:
@@ -204,10 +217,10 @@ def _is_transposed(
     """Whether the base stores inputs x outputs: by the layer's class, else by shape, else by the config."""
     if target.embedding:
         return True
-    module = places.module(name)
-    if isinstance(module, nn.Linear | nn.MultiheadAttention):
+    kind = places.kind(name)
+    if kind in ("linear", "outputs first"):
         return False
-    if type(module).__name__ == "Conv1D":
+    if kind == "conv1d":
         return True
     return turned == shape if plain != turned else config.fan_in_fan_out and len(shape) == 2
 

@@ -7,18 +7,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
-from merging.checkpoints.names import module_names, tie_group
-from merging.checkpoints.source import CheckpointSource
+from merging.checkpoints.outline import Outline
 from merging.errors import CheckpointError, Problem, SpecError
 
 PREFIX = "base_model.model."  # before all names in an adapter
 Role = Literal["factors", "bias", "whole"]
 
 
-def outline_of(folder: Path) -> nn.Module:
-    """The model class that the base's config names, without data. Raises SpecError where there is none."""
+def outline_of(folder: Path, stored: Iterable[str]) -> Outline:
+    """Of the model class that the base's config names, and these tensors. Raises SpecError without one."""
     from merging.backbones.transformers import AnyTransformers
     from merging.checkpoints.folder import config as read_config
 
@@ -32,19 +29,16 @@ def outline_of(folder: Path) -> nn.Module:
 
     place = folder if folder.is_dir() else folder.parent
     config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    return AnyTransformers(config, folder=folder).skeleton()
+    return Outline.of(AnyTransformers(config, folder=folder).skeleton(), stored)
 
 
 class Roles:
     """What PEFT can do for each tensor of the base, by the modules of the base's class."""
 
-    def __init__(self, outline: nn.Module, base: CheckpointSource) -> None:
-        self._outline, self._base = outline, base
-        self._modules = dict(outline.named_modules())
-        found = module_names(outline, base.names())
-        self.places = dict(found.renamed)  # stored name -> name in the module
+    def __init__(self, outline: Outline) -> None:
+        self._outline, self._modules = outline, outline.modules
+        self.places = outline.places  # stored name -> name in the module
         self._stored = {place: name for name, place in self.places.items()}
-        self._ties = found.ties
 
     def of(self, name: str) -> Role | None:
         """None for a tensor that has no place in the module."""
@@ -52,14 +46,14 @@ class Roles:
         if place is None:
             return None
         owner, _, leaf = place.rpartition(".")
-        tied = len(tie_group(place, self._ties)) > 1
-        if leaf == "weight" and not tied and _is_linear(self._modules[owner]):
+        tied = len(self._outline.tied(place)) > 1
+        if leaf == "weight" and not tied and self._modules[owner] in ("linear", "conv1d"):
             return "factors"
         return "bias" if leaf == "bias" else "whole"
 
     def transposed(self, name: str) -> bool:
         """Whether inputs come first, as in GPT-2."""
-        return not isinstance(self._modules[self.module(name)], nn.Linear)
+        return self._modules[self.module(name)] == "conv1d"
 
     def module(self, name: str) -> str:
         return self.places[name].rpartition(".")[0]
@@ -71,12 +65,12 @@ class Roles:
         """
         wanted: set[str] = set()
         for name in whole:
-            for place in tie_group(self.places[name], self._ties):
+            for place in self._outline.tied(self.places[name]):
                 wanted.add(place.rpartition(".")[0])
         outer = sorted(
             m for m in wanted if m and not any(m.startswith(f"{other}.") for other in wanted if other)
         )
-        inside = {place: module for module in outer for place in self._tensors(module)}
+        inside = {place: module for module in outer for place in self._outline.tensors(module)}
         problems = [
             Problem(name, "lies directly in the model, not in a module that could be saved")
             for name in whole
@@ -96,11 +90,11 @@ class Roles:
                 problems=problems,
                 remedy='Use "form": "model".',
             )
-        return {module: self._tensors(module) for module in outer}
+        return {module: self._outline.tensors(module) for module in outer}
 
     def source(self, place: str) -> str | None:
         """The stored tensor that fills a place of the module, itself or by a tie."""
-        for alias in (place, *sorted(tie_group(place, self._ties))):
+        for alias in (place, *sorted(self._outline.tied(place))):
             if alias in self._stored:
                 return self._stored[alias]
         return None
@@ -122,13 +116,9 @@ class Roles:
             return f"({'|'.join(map(re.escape, listed))})"
         return listed
 
-    def _tensors(self, module: str) -> list[str]:
-        state = self._modules[module].state_dict()
-        return [f"{module}.{name}" for name in state]
-
 
 def adapter_config(
-    outline: nn.Module,
+    outline: Outline,
     ranks: Mapping[str, int],
     targets: list[str] | str,
     saved: list[str],
@@ -142,9 +132,8 @@ def adapter_config(
     values = list(ranks.values())
     rank = max(set(values), key=lambda value: (values.count(value), value)) if values else 1
     others = {f"^{re.escape(module)}": found for module, found in sorted(ranks.items()) if found != rank}
-    kind = type(outline).__name__
     return {
-        "auto_mapping": {"base_model_class": kind, "parent_library": type(outline).__module__},
+        "auto_mapping": {"base_model_class": outline.name, "parent_library": outline.library},
         "base_model_name_or_path": base_name,
         "bias": "all" if biases else "none",
         "fan_in_fan_out": transposed,
@@ -159,11 +148,7 @@ def adapter_config(
         "rank_pattern": others,
         "revision": revision,
         "target_modules": targets,
-        "task_type": "CAUSAL_LM" if kind.endswith("ForCausalLM") else None,
+        "task_type": "CAUSAL_LM" if outline.name.endswith("ForCausalLM") else None,
         "use_dora": False,
         "use_rslora": False,
     }
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"

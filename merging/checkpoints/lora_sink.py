@@ -13,19 +13,20 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from merging.checkpoints.atomic import sync
 from merging.checkpoints.lora_config import CONFIG
 from merging.checkpoints.lora_roles import PREFIX, Roles, adapter_config
 from merging.checkpoints.manifest import MANIFEST, listing
+from merging.checkpoints.outline import Outline
 from merging.checkpoints.publish import Partial
 from merging.checkpoints.rounding import rounded
 from merging.checkpoints.side_files import SideFiles
 from merging.checkpoints.sink import CheckpointSink, nothing_to_check, row_range
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError, OutputError, Problem
-from merging.low_rank import LowRank, shortened
+from merging.low_rank import LowRank, norm, shortened, shortened_product
 
 NOISE = 1e-5  # of a change's largest singular value: what an exact rank leaves out
 
@@ -48,11 +49,13 @@ class LoraSink(CheckpointSink):
     tensors that changed are stored whole. The adapter is held in memory until it is written.
     """
 
+    takes_changes = True
+
     def __init__(
         self,
         target: Path,
         base: CheckpointSource,
-        outline: nn.Module,
+        outline: Outline,
         *,
         rank: int | Literal["exact"],
         dtype: torch.dtype | None = None,
@@ -61,7 +64,7 @@ class LoraSink(CheckpointSink):
         revision: str | None = None,
     ) -> None:
         """`dtype` of the factors, None: float32. `experts`: where they are adapters, their factors help."""
-        self._base, self._outline, self._roles = base, outline, Roles(outline, base)
+        self._base, self._outline, self._roles = base, outline, Roles(outline)
         self._rank, self._dtype = rank, dtype or torch.float32
         self._experts = dict(experts or {})
         self._named = {"base_name": base_name, "revision": revision}
@@ -91,6 +94,19 @@ class LoraSink(CheckpointSink):
         parts = sorted(self._parts.pop(name), key=lambda part: part[0])
         self._finished.add(name)
         self._take(name, torch.cat([part for _, part in parts]) if spec.shape else parts[0][1])
+
+    def write_change(self, name: str, change: LowRank) -> None:
+        if name in self._finished or name in self._parts:
+            raise CheckpointError(f'"{name}" is written twice')
+        self._finished.add(name)
+        if not change.rank or not norm([change]):
+            return
+        if self._roles.of(name) != "factors":
+            base_S = self._base.read(name)
+            self._take(name, base_S.double() + change.product().view(base_S.shape))
+            return
+        turned = change.transposed if self._roles.transposed(name) else change
+        self._keep(name, turned, shortened_product(turned, self._shortest, noise=NOISE))
 
     def add_file(self, name: str, text: str) -> None:
         """A text file beside the adapter; manifest.json gets its list of files added."""
@@ -164,18 +180,28 @@ class LoraSink(CheckpointSink):
                 within = []
                 break
             within.append(term.right_RI.T if turned else term.left_OR)
-        rank = None if self._rank == "exact" else self._rank
-        term = shortened(delta_OI, rank, within=within, noise=NOISE)
-        if rank is None and 2 * term.rank > min(delta_OI.shape):
-            what = f"its change has rank {term.rank} of {min(delta_OI.shape)}, which is not low"
+        self._keep(name, delta_OI, shortened(delta_OI, self._shortest, within=within, noise=NOISE))
+
+    @property
+    def _shortest(self) -> int | None:
+        return None if self._rank == "exact" else self._rank
+
+    def _keep(self, name: str, delta: Tensor | LowRank, term: LowRank) -> None:
+        """Take the factors of a linear's change (O I, outputs first), and count what they lose of it."""
+        size = min(term.left_OR.shape[0], term.right_RI.shape[1])
+        if self._shortest is None and 2 * term.rank > size:
+            what = f"its change has rank {term.rank} of {size}, which is not low"
             self._problems.append(Problem(name, what))
             return
         left_OR, right_RI = (
             rounded(factor.contiguous(), self._dtype, name=name) for factor in (term.left_OR, term.right_RI)
         )
-        self._factors[name] = LowRank(left_OR, right_RI)
-        lost = delta_OI - self._factors[name].product()
-        self._squares[name] = (float(delta_OI.square().sum()), float(lost.square().sum()))
+        self._factors[name] = kept = LowRank(left_OR, right_RI)
+        if isinstance(delta, LowRank):
+            change, lost = norm([delta]), norm([delta, kept._replace(scale=-1.0)])
+        else:
+            change, lost = float(delta.norm()), float((delta - kept.product()).norm())
+        self._squares[name] = (change**2, lost**2)
 
     def _write_files(self) -> None:
         roles = self._roles

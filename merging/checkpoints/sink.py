@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch import Tensor
 from merging.checkpoints.rounding import rounded
 from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from merging.low_rank import LowRank
 
 
 class CheckpointSink(ABC):
@@ -23,6 +27,13 @@ class CheckpointSink(ABC):
     @abstractmethod
     def write(self, name: str, tensor: Tensor, rows: slice | None = None) -> None:
         """Store a tensor, or those rows of it. Raises CheckpointError for a wrong name or shape."""
+
+    takes_changes: bool = False
+    """Whether `write_change` may be called."""
+
+    def write_change(self, name: str, change: LowRank) -> None:
+        """Store the base's tensor plus a change of which the factors are known; rank 0: the tensor itself."""
+        raise NotImplementedError(f"{type(self).__name__} takes tensors only")
 
     @abstractmethod
     def close(self) -> None:

@@ -5,6 +5,7 @@ Shape letters: N experts, S the shape of the parameter (or of a block of its row
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from copy import copy
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from merging.costs.cost import Cost
     from merging.costs.sizes import Sizes
     from merging.data.task import CalibrationData
+    from merging.low_rank import LowRank
     from merging.ranks import Ranks
 
 
@@ -85,6 +87,8 @@ class TensorMerger(Merger):
     precision: ClassVar[Literal["float32", "float64"]] = "float32"
     differences: ClassVar[bool] = True  # False: `deltas_NS` are the experts' weights, not their task vectors;
     # and if "base" is not in `needs`, `base_S` has a shape and no data
+    linear: ClassVar[bool] = False  # True: the result is the base plus the task vectors times `coefficients`,
+    # or the experts' weights times them; changes of low rank are then added up as factors
     experts: tuple[str, ...] = ()
     weights_N: Tensor
     vectors: TaskVectors  # what is being walked: in `prepare`, and behind `combine`
@@ -172,8 +176,12 @@ class TensorMerger(Merger):
         done = 0
 
         def write(name: str) -> int:
-            if name in rules:
-                rules[name]._write(name, sink)
+            rule = rules.get(name)
+            change = _change(name, rule, models) if sink.takes_changes else None
+            if change is not None:
+                sink.write_change(name, change)
+            elif rule is not None:
+                rule._write(name, sink)
             else:
                 sink.write(name, models.base.read(name))
             return models.base.spec(name).bytes
@@ -252,6 +260,29 @@ def _share(models: Models, ranks: Ranks | None) -> list[str]:
     """The tensors that this process is to write."""
     names = list(models.base.names())
     return names if ranks is None else ranks.mine(names, [models.base.spec(name).bytes for name in names])
+
+
+def _change(name: str, rule: TensorMerger | None, models: Models) -> LowRank | None:
+    """What a merge changes of the base's tensor, as factors; None where it must be computed by entries."""
+    from merging.finite import refuse_unless_finite
+    from merging.low_rank import summed, zero
+
+    if rule is None:
+        spec = models.base.spec(name)
+        rows = spec.shape[0] if spec.shape else 1
+        return zero(rows, spec.elements // max(1, rows))
+    shares = rule.coefficients(rule.settings, models.weights) if rule.linear else None
+    if shares is None or not (rule.differences or math.isclose(sum(shares.values()), 1.0, abs_tol=1e-12)):
+        return None
+    terms = []
+    for task in rule.experts:
+        term = models.experts[task].factors(name)
+        if term is None:
+            return None
+        for factor in (term.left_OR, term.right_RI):
+            refuse_unless_finite(factor, label=models.experts[task].label, name=name)
+        terms.append(term)
+    return summed(terms, [shares[task] for task in rule.experts])
 
 
 def _described(value: object) -> str:

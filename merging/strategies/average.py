@@ -28,6 +28,7 @@ class Average(TensorMerger):
     needs = frozenset()
     memory = "a row block of each expert, in float64; independent of the model's size"
     weighted = True
+    linear = True
     elementwise = True
     passes = 2.0
     precision = "float64"

@@ -26,6 +26,7 @@ class TaskArithmetic(TensorMerger):
     paper = "arXiv:2212.04089"
     memory = "a row block of the base and of each expert, in float64; independent of the model's size"
     weighted = True
+    linear = True
     elementwise = True
     passes = 3.0
     precision = "float64"
