@@ -1,4 +1,4 @@
-"""A plot of straight lines in log-log axes, as SVG text: no library, no fonts but the reader's own."""
+"""Plots of lines as SVG text: no library, no fonts but the reader's own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ _COLOURS = ("#1b6ca8", "#c0392b", "#2e8b57", "#8e44ad", "#d08700", "#555555")
 def log_log(title: str, across: str, up: str, lines: Mapping[str, Points]) -> str:
     """A line with dots for each; values are above 0. The x axis is in multiples of each line's first."""
     scaled = {name: [(x / points[0][0], y) for x, y in points] for name, points in lines.items()}
-    place = _Axes(
-        [x for points in scaled.values() for x, _ in points],
-        [y for points in scaled.values() for _, y in points],
-    )
+    place = _Axes(_Powers(_values(scaled, 0)), _Powers(_values(scaled, 1)))
+    return _drawn(title, across, up, scaled, place)
+
+
+def curves(title: str, across: str, up: str, lines: Mapping[str, Points], *, powers: bool = False) -> str:
+    """A line with dots for each, on even axes; `powers`: x, above 0, in powers of two."""
+    scale = _Powers if powers else _Even
+    return _drawn(title, across, up, lines, _Axes(scale(_values(lines, 0)), _Even(_values(lines, 1))))
+
+
+def _values(lines: Mapping[str, Points], side: int) -> list[float]:
+    return [point[side] for points in lines.values() for point in points]
+
+
+def _drawn(title: str, across: str, up: str, lines: Mapping[str, Points], place: _Axes) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
@@ -26,7 +37,7 @@ def log_log(title: str, across: str, up: str, lines: Mapping[str, Points]) -> st
         _text(8, _TOP - 6, up),
         *place.grid(),
     ]
-    for number, (name, points) in enumerate(scaled.items()):
+    for number, (name, points) in enumerate(lines.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         placed = [place(x, y) for x, y in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
@@ -39,40 +50,53 @@ def log_log(title: str, across: str, up: str, lines: Mapping[str, Points]) -> st
 class _Axes:
     """From values to places in the picture."""
 
-    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
-        self._x, self._y = _range(xs), _range(ys)
+    def __init__(self, across: _Powers | _Even, up: _Powers | _Even) -> None:
+        self._across, self._up = across, up
 
     def __call__(self, x: float, y: float) -> tuple[float, float]:
         wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-        return _LEFT + wide * _share(x, self._x), _HEIGHT - _BOTTOM - high * _share(y, self._y)
+        return _LEFT + wide * self._across.share(x), _HEIGHT - _BOTTOM - high * self._up.share(y)
 
     def grid(self) -> list[str]:
         parts = []
-        for value in _marks(self._x):
-            x, _ = self(value, self._y[0])
+        for value in self._across.marks:
+            x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * self._across.share(value)
             parts.append(_line(x, _TOP, x, _HEIGHT - _BOTTOM))
             parts.append(_text(x, _HEIGHT - _BOTTOM + 15, f"{value:g}", anchor="middle"))
-        for value in _marks(self._y):
-            _, y = self(self._x[0], value)
+        for value in self._up.marks:
+            y = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * self._up.share(value)
             parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y))
             parts.append(_text(_LEFT - 6, y + 4, f"{value:g}", anchor="end"))
         return parts
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """From a power of two to one: at least a factor of four."""
-    low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)))
-    return 2.0**low, 2.0 ** max(high, low + 2)
+class _Powers:
+    """An axis in powers of two, from one to another: at least a factor of four."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._low = math.floor(math.log2(min(values)))
+        self._high = max(math.ceil(math.log2(max(values))), self._low + 2)
+        step = max(1, (self._high - self._low) // 6)
+        self.marks = [2.0**power for power in range(self._low, self._high + 1, step)]
+
+    def share(self, value: float) -> float:
+        return (math.log2(value) - self._low) / (self._high - self._low)
 
 
-def _marks(ends: tuple[float, float]) -> list[float]:
-    first, last = round(math.log2(ends[0])), round(math.log2(ends[1]))
-    step = max(1, (last - first) // 6)
-    return [2.0**power for power in range(first, last + 1, step)]
+class _Even:
+    """An axis with marks at round numbers, whose ends are the outermost of them."""
 
+    def __init__(self, values: Sequence[float]) -> None:
+        low, high = min(values), max(values)
+        rough = (high - low or abs(high) or 1.0) / 5
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
+        first, last = math.floor(low / step), math.ceil(high / step)
+        last = max(last, first + 1)
+        self.marks = [round(step * number, 10) for number in range(first, last + 1)]
 
-def _share(value: float, ends: tuple[float, float]) -> float:
-    return math.log(value / ends[0]) / math.log(ends[1] / ends[0])
+    def share(self, value: float) -> float:
+        return (value - self.marks[0]) / (self.marks[-1] - self.marks[0])
 
 
 def _line(x: float, y: float, to_x: float, to_y: float) -> str:

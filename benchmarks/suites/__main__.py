@@ -40,9 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measuring.add_argument("suite", type=Path, help="its spec: SUITE/spec.json or SUITE/spec-lora.json")
     measuring.add_argument("--out", type=Path, required=True, help="folder of the records, which go on")
     measuring.add_argument("--only", nargs="+", choices=(*PARTS, "rules"), help="else all")
+    telling = commands.add_parser(
+        "report", help="the tables and figures of what was measured, as a section of a page"
+    )
+    telling.add_argument("measured", type=Path, help="folder of the records")
+    telling.add_argument("--title", required=True)
+    telling.add_argument("--page", type=Path, default=Path("docs/results.md"))
     given = parser.parse_args(arguments)
     if given.command == "measure":
         _measure(given.suite, given.out, given.only or ("rules", *PARTS))
+    elif given.command == "report":
+        _report(given.page, given.title, given.measured)
     else:
         _build(given.name, given.out)
 
@@ -51,6 +59,8 @@ def _measure(spec: Path, out: Path, parts: Sequence[str]) -> None:
     from benchmarks.suites import experiments, grid, rows
 
     built, records = grid.Suite(spec), grid.Records(out / "records.jsonl")
+    with (out / "commands.txt").open("a", encoding="utf-8") as commands:
+        commands.write(f"measure {spec} --out {out}\n")
     joint = spec.parent / "models" / "joint"
     grid.references(built, joint if joint.exists() else None, records)
     for part in parts:
@@ -63,6 +73,15 @@ def _measure(spec: Path, out: Path, parts: Sequence[str]) -> None:
             (out / "shift.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         else:
             experiments.ALL[part](built, records)
+
+
+def _report(page: Path, title: str, measured: Path) -> None:
+    from benchmarks.suites.report import write
+
+    commands = [
+        f"python -m benchmarks.suites {line}" for line in (measured / "commands.txt").read_text().splitlines()
+    ]
+    write(page, title, "\n".join(dict.fromkeys(commands)), measured)
 
 
 def _build(name: str, out: Path) -> None:

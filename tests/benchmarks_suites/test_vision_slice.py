@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from benchmarks.suites import grid, tables
+from benchmarks.suites import grid, report, tables
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
-from benchmarks.suites.experiments import shift
+from benchmarks.suites.experiments import SAMPLES, shift
 from benchmarks.suites.rows import RULES, Row
 from benchmarks.suites.vision8 import grey, splits
 from benchmarks.suites.vision8.artwork import WHITE, IconSets, concept_of, placed
@@ -220,6 +220,41 @@ def test_the_grid_measures_each_entry_once(suite: Path, tmp_path: Path, spec: st
     assert f"{100 * sum(experts.values()) / 2:.1f} (100.0)" in table
     assert f"scale {chosen}" in table
     assert len(tables.per_task(records, "rules").splitlines()) == 2 + 3 + 4
+
+
+def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> None:
+    records = grid.Records(tmp_path / "records.jsonl")
+    scores = {"one": 0.5, "two": 0.25}
+    for row in ("base", "experts", "joint model"):
+        records.add(grid.Entry("references", row, "none", 0, scores))
+    for row in ("average", "Chain of Merges"):
+        for calibrator in ("none", "featcal"):
+            records.add(grid.Entry("rules", row, calibrator, 0, scores))
+            for count in SAMPLES:
+                better = {"one": 0.5, "two": 0.25 + count / 1024}
+                records.add(grid.Entry(f"samples {count}", row, calibrator, 0, better))
+    records.add(grid.Entry("ridge 0.01", "average", "featcal", 0, scores))
+    records.add(grid.Entry("corruption fog", "average", "featcal", 0, scores))
+    records.add(grid.Entry("corruption fog", "average", "none", 0, scores))
+    (tmp_path / "shift.json").write_text(json.dumps({"average": [0.1, 0.4], "RegMean": [0.1, 0.2]}))
+    page = tmp_path / "docs" / "results.md"
+    page.parent.mkdir()
+    page.write_text("# Results\n\n## Other\n\ntext\n")
+
+    report.write(page, "vision, in small", "python -m this", tmp_path)
+    report.write(page, "vision, in small", "python -m this", tmp_path)
+
+    text = page.read_text()
+    assert text.count("## vision, in small") == 1
+    assert "## Other" in text
+    assert "| average | | 37.5 (100.0) | 37.5 (100.0) |" in " ".join(text.split("  "))
+    assert "| average + FeatCal | 37.5 | 37.6 | 37.7 | 37.9 | 39.1 | 50.0 |" in text
+    assert "| FeatCal on the average, `ridge` | 0.01 |" in text
+    assert "| calibration examples with | fog |" in text
+    for name in ("samples", "shift"):
+        figure = page.parent / f"figures/vision-in-small-{name}.svg"
+        assert f"(figures/{figure.name})" in text
+        assert figure.read_text().count("<polyline") == (3 if name == "samples" else 2)
 
 
 def test_seeds_are_put_together(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""What was measured on a suite, as a section of docs/results.md with its figures."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.machine import machine, versions
+from benchmarks.plot import curves
+from benchmarks.section import Section, write_section
+from benchmarks.suites import tables
+from benchmarks.suites.experiments import SAMPLES, SWEEPS
+from benchmarks.suites.grid import Entry, Records
+
+LINES = (
+    ("average + FeatCal", "average", "featcal"),
+    ("Chain of Merges", "Chain of Merges", "none"),
+    ("Chain of Merges + FeatCal", "Chain of Merges", "featcal"),
+)
+HEADLINE = tuple(
+    (row, calibrator)
+    for row in ("average", "Task Arithmetic", "TIES", "RegMean", "RegMean++", "Chain of Merges")
+    for calibrator in ("none", "featcal")
+)
+
+
+def write(page: Path, title: str, command: str, measured: Path) -> None:
+    """Put the section in its place on the page; figures lie in `figures` beside it."""
+    records = Records(measured / "records.jsonl")
+    stem = title.replace(" ", "-").replace(",", "")
+    body = [*_rules(records), *_experiments(records, page.parent / "figures", stem)]
+    shift = measured / "shift.json"
+    if shift.exists():
+        body += _shift(json.loads(shift.read_text(encoding="utf-8")), page.parent / "figures", stem)
+    write_section(page, Section(title, command, [machine(), versions()], body))
+
+
+def _rules(records: Records) -> list[str]:
+    body = [
+        "Accuracy on test examples, mean over tasks, in percent; in brackets the mean share of the task's "
+        'expert\'s. Settings under "searched" did best on validation examples; all others are defaults. '
+        "Surgery and ProbSurgery are told the task of every test example, and keep parameters for each.",
+        tables.rules(records),
+        "By task:",
+        tables.per_task(records, "rules", HEADLINE),
+    ]
+    if records.of("seeds"):
+        body += ["Over draws of calibration examples, on the same experts (defaults, no search):"]
+        body += [tables.spread(records, "seeds")]
+    if records.of("ablation"):
+        body += ["Chain of Merges, part after part:", tables.per_task(records, "ablation")]
+    return body
+
+
+def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
+    body = []
+    lines = {
+        label: [(float(n), _mean(records, f"samples {n}", row, calibrator)) for n in SAMPLES]
+        for label, row, calibrator in LINES
+        if (f"samples {SAMPLES[-1]}", row, calibrator, 0) in records.entries
+    }
+    if lines:
+        figure = curves("Accuracy", "calibration examples a task", "%", lines, powers=True)
+        body.append(_figure(figures, f"{stem}-samples", figure, "accuracy by calibration examples"))
+        body.append(_numbers("examples a task", list(map(str, SAMPLES)), lines))
+    for setting, values in SWEEPS.items():
+        known = [
+            value for value in values if (f"{setting} {value:g}", "average", "featcal", 0) in records.entries
+        ]
+        if known:
+            points = [
+                (value, _mean(records, f"{setting} {value:g}", "average", "featcal")) for value in known
+            ]
+            body.append(
+                _numbers(f"FeatCal on the average, `{setting}`", [f"{v:g}" for v in known], {"mean": points})
+            )
+    kinds = sorted(
+        {entry.table for entry in records.entries.values() if entry.table.startswith("corruption ")}
+    )
+    if kinds:
+        names = ("none", "featcal", "surgery", "prob_surgery")
+        rows = {
+            tables.NAMES[name]: [(0.0, _mean(records, kind, "average", name)) for kind in kinds]
+            for name in names
+            if all((kind, "average", name, 0) in records.entries for kind in kinds)
+        }
+        body.append(
+            _numbers("calibration examples with", [kind.removeprefix("corruption ") for kind in kinds], rows)
+        )
+    return body
+
+
+def _shift(found: Mapping[str, Sequence[float]], figures: Path, stem: str) -> list[str]:
+    lines = {
+        label: [(float(n + 1), value) for n, value in enumerate(values)] for label, values in found.items()
+    }
+    figure = curves("Merging Covariate Shift", "block", "W2 / rms", lines)
+    return [_figure(figures, f"{stem}-shift", figure, "distance of each block's output from the expert's")]
+
+
+def _mean(records: Records, table: str, row: str, calibrator: str) -> float:
+    entry: Entry = records.entries[table, row, calibrator, 0]
+    return 100 * statistics.mean(entry.scores.values())
+
+
+def _numbers(what: str, heads: Sequence[str], rows: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    lines = [f"| {what} | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    lines += [f"| {label} | {' | '.join(f'{y:.1f}' for _, y in points)} |" for label, points in rows.items()]
+    return "\n".join(lines)
+
+
+def _figure(folder: Path, name: str, text: str, said: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.svg").write_text(text, encoding="utf-8")
+    return f"![{said}](figures/{name}.svg)"
