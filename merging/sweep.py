@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from merging.allocator import give_back
 from merging.backbones.routed_experts import following, step_of
@@ -28,6 +28,7 @@ from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import DataError, NumericalError, TracingError
 from merging.fates import BUFFER, NOT_WALKED, UNSEEN, copied_because, unsolved
+from merging.feed_weights import FeedWeights, Stacked, answers, outputs, outputs_of
 from merging.forwards import Forwards
 from merging.measuring import Measure, NormKind, TokenWeights, norm_kind, split_by_weights
 from merging.moments import Moments, NormMoments, Pool, sums_dtype
@@ -39,9 +40,6 @@ from merging.solved_blocks import Solved, SolvedBlocks
 from merging.stem import Tried
 from merging.streaming import StreamedModel
 from merging.tracer import Block, BlockTracer, Feed, Layout, blocks_of, is_transposed
-
-Stacked: TypeAlias = tuple[Tensor, Tensor | None]
-"""Weights of a feed's linears along O, and biases, where any has one."""
 
 
 @dataclass
@@ -99,6 +97,7 @@ class Sweep:
         names = self.models.base.names()
         self.student = StreamedModel(self.backbone, names, device=device, dtype=dtype)
         self.expert = StreamedModel(self.backbone, names, device=device, dtype=dtype)
+        self._weights, self._answers = FeedWeights(self.student), answers
         self._batches: dict[str, Sequence[Batch]] = {
             task: shared(data[task].batches(), ranks, task) for task in models.tasks
         }
@@ -289,7 +288,9 @@ class Sweep:
                 if owner != self._ranks.rank:
                     continue
                 expert = self.models.experts[task]
-                weight_OD, bias_O = loaded.pop(feed) if feed in loaded else self._stacked(expert, block, feed)
+                weight_OD, bias_O = (
+                    loaded.pop(feed) if feed in loaded else self._weights.of(expert, block, feed)
+                )
                 self._rule_at(block, feed.linears[0]).add(equations, weight_OD, taken)
                 if self.rule.biases and bias_O is not None:
                     self.rule.add_bias(equations, weight_OD, bias_O, taken)
@@ -299,7 +300,7 @@ class Sweep:
                 if not norm_moments[name].total:
                     continue
                 seen.add(name)
-                scale_D, shift_D = self._norm(self.models.experts[task], block, name, kinds[name])
+                scale_D, shift_D = self._weights.norm(self.models.experts[task], block, name, kinds[name])
                 self.rule.add_norm(norm, scale_D, shift_D, norm_moments[name])
         self._pool.clear()
         give_back()
@@ -311,8 +312,8 @@ class Sweep:
         for name, norm in affine.items():
             if name not in seen:
                 continue
-            merged = self._norm(self.source, block, name, kinds[name])
-            base = self._norm(self.models.base, block, name, kinds[name])
+            merged = self._weights.norm(self.source, block, name, kinds[name])
+            base = self._weights.norm(self.models.base, block, name, kinds[name])
             scale_D, shift_D = self.rule.solve_norm(norm, merged, base)
             found[f"{block.name}.{name}.weight"] = scale_D - kinds[name].offset
             if shift_D is not None:
@@ -328,8 +329,8 @@ class Sweep:
         }
 
     def _equations(self, block: Block, feed: Feed) -> NormalEquations:
-        reference_OD = None if self.rule.targets else self._stacked(self.source, block, feed)[0]
-        return NormalEquations(feed.features, self._outputs(block, feed), reference_OD)
+        reference_OD = None if self.rule.targets else self._weights.of(self.source, block, feed)[0]
+        return NormalEquations(feed.features, outputs(block, feed), reference_OD)
 
     def _solved_by(
         self, owner: int, block: Block, feed: Feed, equations: NormalEquations
@@ -351,8 +352,8 @@ class Sweep:
         }
 
     def _solved_feed(self, block: Block, feed: Feed, equations: NormalEquations) -> dict[str, Tensor]:
-        merged_OD, merged_O = self._stacked(self.source, block, feed)
-        base_OD, base_O = self._stacked(self.models.base, block, feed)
+        merged_OD, merged_O = self._weights.of(self.source, block, feed)
+        base_OD, base_O = self._weights.of(self.models.base, block, feed)
         weight_OD = self._rule_at(block, feed.linears[0]).solve(equations, merged_OD, base_OD)
         if equations.health is not None:
             self.notes.health[f"{block.name}.{feed.linears[0]}"] = equations.health
@@ -361,7 +362,7 @@ class Sweep:
             bias_O = self.rule.solve_bias(equations, weight_OD, merged_O, base_O)
         found, start = {}, 0
         for linear in feed.linears:
-            stop = start + _outputs(block.module, linear)
+            stop = start + outputs_of(block.module, linear)
             part_OD = weight_OD[start:stop]
             turned = is_transposed(block.module.get_submodule(linear))
             found[f"{block.name}.{linear}.weight"] = part_OD.T.contiguous() if turned else part_OD
@@ -422,39 +423,10 @@ class Sweep:
                 if final and index + 1 < len(self.blocks):
                     expert.record(index, number, output)
             if needs_expert:
-                loaded = self._loaded(task, index, layout)
+                source, held = self.models.experts[task], self._expert_blocks[index]
+                found = ((feed, self._weights.in_memory(source, held, feed)) for feed in layout.feeds)
+                loaded = {feed: stacked for feed, stacked in found if stacked is not None}
         return moments, norm_moments, loaded
-
-    def _loaded(self, task: str, index: int, layout: Layout) -> dict[Feed, Stacked]:
-        """As `_stacked`, from the expert's block in memory; without the feeds that are stored in a wider
-        dtype."""
-        module, source = self._expert_blocks[index].module, self.models.experts[task]
-        found: dict[Feed, Stacked] = {}
-        for feed in layout.feeds:
-            linears = [
-                linear
-                for name in feed.linears
-                if type(linear := module.get_submodule(name)) is nn.Linear
-                and self._is_stored_as(linear.weight, f"{self.blocks[index].name}.{name}.weight", source)
-            ]
-            if len(linears) < len(feed.linears):
-                continue
-            weights = [linear.weight.detach() for linear in linears]
-            bias_O = None
-            if any(linear.bias is not None for linear in linears):
-                bias_O = torch.cat(
-                    [
-                        linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
-                        for linear in linears
-                    ]
-                )
-            found[feed] = (weights[0] if len(weights) == 1 else torch.cat(weights), bias_O)
-        return found
-
-    def _is_stored_as(self, weight: Tensor, name: str, source: CheckpointSource) -> bool:
-        """Whether a weight in memory has all digits of what is stored."""
-        stored = self.student.stored.get(name)
-        return stored is not None and _wide_dtype(source.spec(stored).dtype) == weight.dtype
 
     @contextmanager
     def _expert_at(self, task: str, index: int) -> Iterator[None]:
@@ -467,37 +439,6 @@ class Sweep:
         finally:
             self.expert.release()
 
-    def _answers(self, block: Block, feed: Feed) -> int:
-        """The feed's outputs, where they are fewer than its inputs: then the expert's answers take less to
-        multiply with the student's inputs than the expert's inputs do; else 0."""
-        linears = [block.module.get_submodule(linear) for linear in feed.linears]
-        outputs = self._outputs(block, feed)
-        return outputs if outputs < feed.features and all(type(one) is nn.Linear for one in linears) else 0
-
-    def _outputs(self, block: Block, feed: Feed) -> int:
-        return sum(_outputs(block.module, linear) for linear in feed.linears)
-
-    def _stacked(self, source: CheckpointSource, block: Block, feed: Feed) -> Stacked:
-        """Weights of a feed's linears along O; biases too (zeros where one has none), None where none has."""
-        weights, biases, any_bias = [], [], False
-        for linear in feed.linears:
-            name = f"{block.name}.{linear}"
-            weight = _wide(source.read(self.student.stored[f"{name}.weight"]))
-            weights.append(weight.T if is_transposed(block.module.get_submodule(linear)) else weight)
-            stored = self.student.stored.get(f"{name}.bias")
-            any_bias = any_bias or stored is not None
-            biases.append(_wide(source.read(stored)) if stored else weights[-1].new_zeros(len(weights[-1])))
-        return torch.cat(weights), torch.cat(biases) if any_bias else None
-
-    def _norm(
-        self, source: CheckpointSource, block: Block, name: str, kind: NormKind
-    ) -> tuple[Tensor, Tensor | None]:
-        """Scale as it multiplies the normalised input, and shift."""
-        path = f"{block.name}.{name}"
-        scale = _wide(source.read(self.student.stored[f"{path}.weight"])) + kind.offset
-        shift = self.student.stored.get(f"{path}.bias")
-        return scale, _wide(source.read(shift)) if shift else None
-
     def _reason(self, name: str) -> str:
         if copied := copied_because(self.models, name):
             return copied
@@ -507,19 +448,6 @@ class Sweep:
 
 def _step(block: Block, feed: Feed) -> str:
     return step_of(block.module, feed.linears[0])
-
-
-def _outputs(module: nn.Module, linear: str) -> int:
-    part = module.get_submodule(linear)
-    return int(part.get_parameter("weight").shape[1 if is_transposed(part) else 0])
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(_wide_dtype(tensor.dtype))
-
-
-def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from merging.checkpoints.source import CheckpointSource, StateDictSource, Tensor
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import DataError, NumericalError
+from merging.feed_weights import outputs
 from merging.layerwise import LayerwiseMerger
 from merging.normal_equations import NormalEquations
 from merging.strategies.chain_of_merges import ChainOfMerges
@@ -355,10 +356,9 @@ def test_targets_by_answers_and_by_cross_moments_are_the_same(
     backbone, base, batches = made(name)
     models = opened(base, {"a": expert_of(base, 1), "b": expert_of(base, 2)}, backbone)
     data = same_data(models.experts, *batches)
-    outputs = {"answers": lambda sweep, block, feed: sweep._outputs(block, feed), "cross": lambda *_: 0}
     found = {}
-    for way, answers in outputs.items():
-        monkeypatch.setattr(Sweep, "_answers", answers)
+    for way, answers in {"answers": outputs, "cross": lambda *_: 0}.items():
+        monkeypatch.setattr("merging.sweep.answers", answers)
         found[way] = calibrated(FeatCal(), base.state_dict(), models, data)
 
     assert furthest(found["answers"], found["cross"]) < 1e-4
