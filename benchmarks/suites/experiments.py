@@ -22,6 +22,8 @@ SWEEPS: Mapping[str, Sequence[float]] = {
 }
 """Of FeatCal's settings, each with the others at their defaults."""
 
+PRECISIONS = ("float32", "mixed", "float64")
+
 AVERAGE = Row("average", "average", calibrators=("featcal",))
 CHAIN = Row("Chain of Merges", "chain_of_merges", calibrators=("featcal",))
 HEADLINE = (
@@ -52,6 +54,12 @@ def sweeps(suite: Suite, records: Records) -> None:
     for setting, values in SWEEPS.items():
         for value in values:
             measure(suite, f"{setting} {value:g}", (AVERAGE,), records, calibration={setting: value})
+
+
+def precisions(suite: Suite, records: Records) -> None:
+    """What bfloat16 products and float64 sums change."""
+    for name in PRECISIONS:
+        measure(suite, f"precision {name}", (AVERAGE, CHAIN), records, sets=(f"precision={name}",))
 
 
 def ablation(suite: Suite, records: Records) -> None:
@@ -97,6 +105,7 @@ ALL: Mapping[str, Callable[[Suite, Records], None]] = {
     "seeds": seeds,
     "ablation": ablation,
     "samples": samples,
+    "precisions": precisions,
     "sweeps": sweeps,
     "corruption": corruption,
 }

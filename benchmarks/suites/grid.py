@@ -160,10 +160,12 @@ def measure(
     seed: int = 0,
     data: CalibrationData | None = None,
     calibration: Mapping[str, Any] | None = None,
+    sets: Sequence[str] = (),
 ) -> None:
     """Every row, without and with each of its calibrators, merged once.
 
     `data`: what methods see, by default the draw of the seed. `calibration`: settings of the calibrators.
+    `sets`: what else differs from the suite's spec, as `--set` has it.
     """
     for row in rows:
         missing = [
@@ -173,7 +175,7 @@ def measure(
         ]
         if missing:
             seen = suite.data(seed=seed) if data is None else data
-            for entry in _entries(suite, table, row, seed, missing, seen, calibration or {}):
+            for entry in _entries(suite, table, row, seed, missing, seen, calibration or {}, sets):
                 records.add(entry)
                 mean = 100 * sum(entry.scores.values()) / len(entry.scores)
                 told = f"{table}: {row.label} + {entry.calibrator}: {mean:.1f} %, {entry.seconds:.1f} s"
@@ -188,9 +190,10 @@ def _entries(
     names: Sequence[str],
     data: CalibrationData,
     calibration: Mapping[str, Any],
+    sets: Sequence[str],
 ) -> Iterator[Entry]:
     merge = "merge=" + json.dumps({"type": row.rule, **row.settings})
-    spec = suite.searched(suite.spec(merge, "calibrate=[]", f"seed={seed}"), row.sweep)
+    spec = suite.searched(suite.spec(merge, "calibrate=[]", f"seed={seed}", *sets), row.sweep)
     settings = {name: getattr(spec.merge.settings, name) for name in (*row.settings, *row.sweep)}
     start = time.perf_counter()
     source = suite.merged(spec, data)
@@ -201,7 +204,7 @@ def _entries(
             continue
         start = time.perf_counter()
         chosen = "calibrate=" + json.dumps({"type": name, **calibration})
-        result, adapt = suite.calibrated(suite.spec(chosen, f"seed={seed}"), source, data)
+        result, adapt = suite.calibrated(suite.spec(chosen, f"seed={seed}", *sets), source, data)
         seconds = time.perf_counter() - start
         yield Entry(table, row.label, name, seed, suite.scores(result, adapt), seconds, settings)
 

@@ -11,7 +11,7 @@ from benchmarks.machine import machine, versions
 from benchmarks.plot import curves
 from benchmarks.section import Section, write_section
 from benchmarks.suites import tables
-from benchmarks.suites.experiments import SAMPLES, SWEEPS
+from benchmarks.suites.experiments import PRECISIONS, SAMPLES, SWEEPS
 from benchmarks.suites.grid import Entry, Records
 
 LINES = (
@@ -65,6 +65,12 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
         figure = curves("Accuracy", "calibration examples a task", "%", lines, powers=True)
         body.append(_figure(figures, f"{stem}-samples", figure, "accuracy by calibration examples"))
         body.append(_numbers("examples a task", list(map(str, SAMPLES)), lines))
+    if records.of(f"precision {PRECISIONS[-1]}"):
+        rows = {
+            label: [(0.0, _mean(records, f"precision {one}", row, calibrator)) for one in PRECISIONS]
+            for label, row, calibrator in LINES
+        }
+        body.append(_numbers("`precision`", PRECISIONS, rows, digits=2))
     for setting, values in SWEEPS.items():
         known = [
             value for value in values if (f"{setting} {value:g}", "average", "featcal", 0) in records.entries
@@ -105,9 +111,13 @@ def _mean(records: Records, table: str, row: str, calibrator: str) -> float:
     return 100 * statistics.mean(entry.scores.values())
 
 
-def _numbers(what: str, heads: Sequence[str], rows: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def _numbers(
+    what: str, heads: Sequence[str], rows: Mapping[str, Sequence[tuple[float, float]]], *, digits: int = 1
+) -> str:
     lines = [f"| {what} | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
-    lines += [f"| {label} | {' | '.join(f'{y:.1f}' for _, y in points)} |" for label, points in rows.items()]
+    lines += [
+        f"| {label} | {' | '.join(f'{y:.{digits}f}' for _, y in points)} |" for label, points in rows.items()
+    ]
     return "\n".join(lines)
 
 
