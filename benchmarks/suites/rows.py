@@ -28,6 +28,9 @@ RULES = (
     Row("average", "average"),
     Row("Task Arithmetic", "task_arithmetic", sweep={"scale": (0.05, 0.1, 0.2, 0.3)}),
     Row("TIES", "ties", sweep={"scale": SCALES}),
+    Row("RegMean", "regmean", sweep={"shrink": (0.8, 0.9, 0.99)}),
+    Row("RegMean++", "regmean_plus_plus", sweep={"shrink": (0.9, 0.95, 0.99)}),
+    Row("Chain of Merges", "chain_of_merges", sweep={"shrink": (0.9, 0.95, 0.99)}),
     Row("DARE", "dare", sweep={"scale": (0.05, 0.1, 0.2)}),
     Row("DARE-TIES", "dare_ties", sweep={"scale": SCALES}),
     Row("DELLA", "della", sweep={"scale": SCALES}),
@@ -35,8 +38,6 @@ RULES = (
     Row("SCE", "sce", sweep={"scale": SCALES}),
     Row("Karcher mean", "karcher"),
     Row("Model Stock", "model_stock"),
-    Row("Fisher", "fisher", {"estimate": "batch"}),
-    Row("AdaMerging", "ada_merging", {"steps": 60, "batches": 1}, {"initial": (0.1, 0.2)}),
     Row("TSV-M", "tsv_m", sweep={"scale": SCALES}),
     Row("Iso-C", "iso_c", sweep={"scale": SCALES}),
     Row("Iso-CTS", "iso_cts", sweep={"scale": SCALES}),
@@ -44,9 +45,8 @@ RULES = (
     Row("LOT", "lot", sweep={"scale": (0.3, 1.0)}),
     Row("KnOTS", "knots", sweep={"scale": SCALES}, adapters_only=True),
     Row("Core Space", "core_space", sweep={"scale": (0.1, 0.2, 0.4)}, adapters_only=True),
-    Row("RegMean", "regmean", sweep={"shrink": (0.8, 0.9, 0.99)}),
-    Row("RegMean++", "regmean_plus_plus", sweep={"shrink": (0.9, 0.95, 0.99)}),
-    Row("Chain of Merges", "chain_of_merges", sweep={"shrink": (0.9, 0.95, 0.99)}),
+    Row("Fisher", "fisher", {"estimate": "batch"}),
+    Row("AdaMerging", "ada_merging", {"steps": 60, "batches": 1}, {"initial": (0.1, 0.2)}),
 )
 
 ABLATION = (
