@@ -10,6 +10,7 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from merging.demo.suite import Suite, build
@@ -67,7 +68,10 @@ def _measure(spec: Path, out: Path, parts: Sequence[str]) -> None:
         if part == "rules":
             adapters = any(ref.adapter for ref in built.spec().experts.values())
             wanted = [row for row in rows.RULES if adapters or not row.adapters_only]
-            grid.measure(built, "rules", wanted, records)
+            for calibrators in (("featcal",), rows.CALIBRATORS):
+                grid.measure(
+                    built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records
+                )
         elif part == "shift":
             found = experiments.shift(built)
             (out / "shift.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -175,7 +175,7 @@ def measure(
         ]
         if missing:
             seen = suite.data(seed=seed) if data is None else data
-            for entry in _entries(suite, table, row, seed, missing, seen, calibration or {}, sets):
+            for entry in _entries(suite, records, table, row, seed, missing, seen, calibration or {}, sets):
                 records.add(entry)
                 mean = 100 * sum(entry.scores.values()) / len(entry.scores)
                 told = f"{table}: {row.label} + {entry.calibrator}: {mean:.1f} %, {entry.seconds:.1f} s"
@@ -184,6 +184,7 @@ def measure(
 
 def _entries(
     suite: Suite,
+    records: Records,
     table: str,
     row: Row,
     seed: int,
@@ -192,8 +193,12 @@ def _entries(
     calibration: Mapping[str, Any],
     sets: Sequence[str],
 ) -> Iterator[Entry]:
-    merge = "merge=" + json.dumps({"type": row.rule, **row.settings})
-    spec = suite.searched(suite.spec(merge, "calibrate=[]", f"seed={seed}", *sets), row.sweep)
+    known = records.entries.get((table, row.label, "none", seed))  # and with it what the search found
+    given = row.settings if known is None else known.settings
+    merge = "merge=" + json.dumps({"type": row.rule, **given})
+    spec = suite.spec(merge, "calibrate=[]", f"seed={seed}", *sets)
+    if known is None:
+        spec = suite.searched(spec, row.sweep)
     settings = {name: getattr(spec.merge.settings, name) for name in (*row.settings, *row.sweep)}
     start = time.perf_counter()
     source = suite.merged(spec, data)

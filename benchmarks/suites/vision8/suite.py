@@ -29,6 +29,8 @@ STEPS = {
     "clipart": 250,
 }
 JOINT_STEPS = 1000
+EXAMPLES = {"calibration": 256, "validation": 128, "test": 250}
+"""What the spec takes of each part, so that the grid of all rules takes an hour or two; folders hold more."""
 
 
 def spec(*, adapters: bool = False) -> dict[str, Any]:
@@ -47,10 +49,8 @@ def spec(*, adapters: bool = False) -> dict[str, Any]:
         "merge": {"type": "average"},
         "calibrate": {"type": "featcal"},
         "tasks": {
-            task: {
-                "calibration": images(task, "calibration", examples=256),
-                "validation": images(task, "validation"),
-                "test": images(task, "test"),
+            task: {part: images(task, part, examples=count) for part, count in EXAMPLES.items()}
+            | {
                 "head": {"type": "linear", "path": f"heads/{task}.safetensors"},
             }
             for task in TASKS
