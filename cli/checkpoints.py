@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .output import print_json
+from .output import print_json, print_text
 from .pipeline import Quiet
 from .progress import progress_to_stderr, size
 from .render import key_values, table
@@ -34,19 +34,19 @@ def inspect(
         [tensor.name, " x ".join(map(str, tensor.shape)) or "scalar", tensor.dtype]
         for tensor in found.tensors
     ]
-    typer.echo(table(["tensor", "shape", "dtype"], rows))
+    print_text(table(["tensor", "shape", "dtype"], rows))
     totals = [
         [dtype, total.tensors, f"{total.elements:,}", size(total.bytes)]
         for dtype, total in found.totals.items()
     ]
-    typer.echo(f"\n{table(['dtype', 'tensors', 'elements', 'size'], totals)}")
+    print_text(f"\n{table(['dtype', 'tensors', 'elements', 'size'], totals)}")
     facts = {"architecture": found.architecture or "unknown", "backbone": found.backbone or "none"}
     facts |= {f"stack {stack}": f"{blocks} blocks" for stack, blocks in found.stacks.items()}
     for stack, feeds in found.feeds.items():
         facts |= {f"feeds of {stack}": "; ".join(" + ".join(linears) for linears in feeds)}
     facts |= {"tied": "; ".join(" = ".join(names) for names in found.ties) or "nothing"}
     facts |= {f"note {number}": note for number, note in enumerate(found.notes, 1)}
-    typer.echo(f"\n{key_values(facts)}")
+    print_text(f"\n{key_values(facts)}")
 
 
 def compare(
@@ -77,12 +77,11 @@ def compare(
         for row in (*found.blocks, found.total)
     ]
     heads = ["block", "tensors", "base norm", "task vector", "relative", "cosine"]
-    typer.echo(table(heads, rows))
+    print_text(table(heads, rows))
     if found.misfits:
         misfits = [[misfit.tensor, misfit.kind, misfit.base, misfit.model] for misfit in found.misfits]
-        typer.echo(
-            f"\n{len(found.misfits)} misfits\n{table(['tensor', '', 'base', 'model'], misfits, indent=2)}"
-        )
+        heads = ["tensor", "", "base", "model"]
+        print_text(f"\n{len(found.misfits)} misfits\n{table(heads, misfits, indent=2)}")
 
 
 def _optional(value: float | None) -> str:

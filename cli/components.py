@@ -10,7 +10,7 @@ import typer
 
 from merging.errors import MergingError, SpecError
 
-from .output import print_json
+from .output import print_json, print_text
 from .render import key_values, table
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ def list_methods(
         return
     for place, (known, methods) in enumerate(found.items()):
         if place:
-            typer.echo("")
+            print_text("")
         if len(found) > 1:
-            typer.echo(known)
+            print_text(known)
         if known == "backbones":
             rows = [[method["name"], method["summary"]] for method in methods]
-            typer.echo(table(["name", ""], rows, indent=2))
+            print_text(table(["name", ""], rows, indent=2))
         else:
             rows = [[method["name"], ", ".join(method["needs"]), method["summary"]] for method in methods]
-            typer.echo(table(["name", "needs", ""], rows, indent=2))
+            print_text(table(["name", "needs", ""], rows, indent=2))
 
 
 def show(
@@ -68,7 +68,7 @@ def show(
     if as_json:
         print_json(dict(found))
         return
-    typer.echo("\n\n".join(_page(kind, method) for kind, method in found))
+    print_text("\n\n".join(_page(kind, method) for kind, method in found))
 
 
 def described(kind: Kind, name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 from merging.demo import SUITES, build
 from merging.errors import SpecError
 
-from .output import say
+from .output import print_text, say
 from .progress import progress_to_stderr
 
 EXAMPLE = "Example: merging demo --suite llm"
@@ -48,8 +48,8 @@ def demo(
     spec = load_spec(path)
     with progress_to_stderr(quiet=quiet) as progress:
         report = Pipeline.from_spec(spec).run(progress=progress)
-    typer.echo(render(report))
-    typer.echo("")
+    print_text(render(report))
+    print_text("")
     places = {"base": spec.base.model}
     places |= {f"expert {name}": expert.ref.model for name, expert in spec.experts.items()}
     for name, task in spec.tasks.items():
@@ -59,6 +59,6 @@ def demo(
     places["results"] = str(spec.output.path)
     places["spec to edit"] = str(path)
     places["run it again"] = f"merging pipeline run {path}"
-    typer.echo(key_values(places))
-    typer.echo("")
-    typer.echo(report.checkpoint)
+    print_text(key_values(places))
+    print_text("")
+    print_text(report.checkpoint)

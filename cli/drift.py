@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .output import is_main_process, print_json, say
+from .output import is_main_process, print_json, print_text, say
 from .pipeline import Json, Quiet, Sets, Spec, opened
 from .progress import progress_to_stderr
 
@@ -73,4 +73,4 @@ def drift(
         return
     from merging.report.drift_table import drift_table
 
-    typer.echo(drift_table(found))
+    print_text(drift_table(found))

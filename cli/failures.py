@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
 import typer
 
 from merging.errors import MergingError
+
+from . import signals
+from .output import printable
 
 
 def failed(error: MergingError, *, as_json: bool) -> int:
@@ -47,19 +49,21 @@ def unexpected(error: Exception, *, as_json: bool) -> int:
 
 
 def interrupted() -> int:
-    typer.echo("interrupted", err=True)
-    return 130
+    return _told(signals.INTERRUPT, 130)
 
 
 def stopped() -> int:
-    """A SIGTERM: from a scheduler, or from torchrun when another of its processes ended."""
-    why = " (as torchrun does when another process of the run ended)" if "LOCAL_RANK" in os.environ else ""
-    typer.echo(f"stopped by SIGTERM{why}; the same command goes on from here", err=True)
-    return 143
+    return _told(signals.TERMINATE, 143)
+
+
+def _told(number: int, code: int) -> int:
+    signals.answered()
+    typer.echo(signals.words(number), err=True)
+    return code
 
 
 def _say(text: str) -> None:
-    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {text}", err=True)
+    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {printable(text)}", err=True)
 
 
 def _print_json(message: str, remedy: str, problems: list[dict[str, str]]) -> None:

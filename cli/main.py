@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,7 +12,7 @@ import typer
 import merging
 from merging.errors import MergingError
 
-from . import checkpoints, components, demo, drift, pipeline, verify
+from . import checkpoints, components, demo, drift, pipeline, signals, verify
 from .failures import failed, interrupted, stopped, unexpected, usage
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click's
@@ -58,16 +57,18 @@ def _main(
 
 
 def run() -> None:
-    """The entry point: ends the process with the exit code of `main`. A SIGTERM cleans up as Ctrl-C does."""
+    """Ends the process with the exit code of `main`. A SIGTERM cleans up as Ctrl-C does."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages, where Linux has them
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        signals.answer_by_exception()
         code = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = interrupted()
     except SystemExit as end:
         if end.code != 143:
             raise
         code = stopped()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left to clean up while Python shuts down
+    signals.end_quietly(code)
     sys.exit(code)
 
 
@@ -87,10 +88,6 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except UsageError as error:
         return usage(error, as_json=as_json)
-    except MergingError as error:
-        if debug:
-            raise
-        return failed(error, as_json=as_json)
     except Exception as error:
         if (stop := _stopped_while(error)) is not None:
             if isinstance(stop, SystemExit):
@@ -98,11 +95,16 @@ def main(arguments: Sequence[str]) -> int:
             return interrupted()
         if debug:
             raise
+        if isinstance(error, MergingError):
+            return failed(error, as_json=as_json)
         return unexpected(error, as_json=as_json)
 
 
 def _stopped_while(error: BaseException) -> BaseException | None:
-    """The signal that was being answered when this error came up: libraries' own tidying up may fail then."""
+    """The signal that was being answered when this error came up: libraries' own tidying up may fail then,
+    and so may what they left half loaded."""
+    if (asked := signals.asked()) is not None:
+        return asked
     context = error.__context__
     while context is not None and not isinstance(context, KeyboardInterrupt | SystemExit):
         context = context.__context__

@@ -13,8 +13,9 @@ import typer
 
 from merging.errors import SpecError
 
-from .output import is_main_process, print_json, say
+from .output import is_main_process, print_json, print_text, say
 from .progress import progress_to_stderr
+from .signals import nothing_begun
 
 if TYPE_CHECKING:
     from merging.pipeline import Pipeline
@@ -53,6 +54,10 @@ Sets = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
+ReadWeights = Annotated[
+    bool,
+    typer.Option("--read-weights", help="Read all weights too, as a run does, to find NaN and infinity."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
@@ -125,33 +130,37 @@ def run(
         return
     from merging.report.table import render
 
-    typer.echo(render(report))
+    print_text(render(report))
     typer.echo("")
-    typer.echo(report.checkpoint)
+    print_text(report.checkpoint)
 
 
 @app.command(epilog="Example: merging pipeline plan spec.json --set merge.type=ties")
-def plan(spec: Spec, sets: Sets = None, as_json: Json = False) -> None:
+def plan(spec: Spec, sets: Sets = None, read_weights: ReadWeights = False, as_json: Json = False) -> None:
     """What a run would do, need and write; of weights only the first rows of each matrix are read."""
-    found = opened(spec, sets).plan()
+    pipeline = opened(spec, sets)
+    with progress_to_stderr(quiet=not read_weights) as progress:
+        found = pipeline.plan(read_weights=read_weights, progress=progress)
     if as_json:
         print_json(found)
         return
     from .render import render_plan
 
-    typer.echo(render_plan(found.model_dump(mode="json")))
+    print_text(render_plan(found.model_dump(mode="json")))
 
 
 @app.command(epilog="Example: merging pipeline validate spec.json")
-def validate(spec: Spec, sets: Sets = None, as_json: Json = False) -> None:
+def validate(spec: Spec, sets: Sets = None, read_weights: ReadWeights = False, as_json: Json = False) -> None:
     """Every problem of the spec and of what it names, at once, the gravest first."""
-    findings = opened(spec, sets).validate()
+    pipeline = opened(spec, sets)
+    with progress_to_stderr(quiet=not read_weights) as progress:
+        findings = pipeline.validate(read_weights=read_weights, progress=progress)
     if as_json:
         print_json({"valid": True, "findings": findings})
         return
     for finding in findings:
         say(f"note: {finding}")
-    typer.echo(f"{spec} is valid")
+    print_text(f"{spec} is valid")
 
 
 @app.command(epilog="Example: merging pipeline schema > merging.schema.json")
@@ -166,8 +175,10 @@ def opened(path: Path, sets: list[str] | None) -> Pipeline:
     # The spec is read first: what is wrong with it is answered before torch is imported.
     from merging.spec import load_spec
 
-    with redirect_stdout(sys.stderr):  # what plug-ins print is talk, not result
+    with nothing_begun(), redirect_stdout(sys.stderr):  # what plug-ins print is talk, not result
         spec = load_spec(path, sets or ())
+        import torch  # noqa: F401 - which takes long, and which no signal should reach later
+
         from merging.pipeline import Pipeline
 
         return Pipeline.from_spec(spec)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .output import print_json
+from .output import print_json, print_text
 from .render import table
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def verify(
         print_json(found)
     else:
         rows = [_row(group) for group in found.groups if group.files]
-        typer.echo(table(["what", "files", "state", "model", "revision"], rows))
+        print_text(table(["what", "files", "state", "model", "revision"], rows))
         differing = [[one.state, one.path] for group in found.groups for one in group.differing]
-        typer.echo("")
+        print_text("")
         if differing:
             unique = [list(row) for row in dict.fromkeys(map(tuple, differing))]
-            typer.echo(f"{len(unique)} files are not what they were\n{table(['', 'file'], unique, indent=2)}")
+            print_text(f"{len(unique)} files are not what they were\n{table(['', 'file'], unique, indent=2)}")
         else:
-            typer.echo("unchanged: all files are what they were")
+            print_text("unchanged: all files are what they were")
     if not found.unchanged:
         raise typer.Exit(1)
 

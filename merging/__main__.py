@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from merging_cli.main import run  # type: ignore[import-not-found]  # cli/, under its installed name
+from merging_cli.entry import run  # type: ignore[import-not-found]  # cli/, under its installed name
 
 if __name__ == "__main__":
     run()

@@ -12,6 +12,7 @@ from merging.checkpoints.folder import open_clip_config
 from merging.components import backbones
 from merging.contracts.backbone import Backbone
 from merging.errors import CheckpointError, SpecError
+from merging.libraries import reading_with
 from merging.spec import Component
 from merging.spec.component import AUTO, AutoSettings
 
@@ -68,10 +69,6 @@ def transformers_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     place = folder if folder.is_dir() else folder.parent
-    try:
+    remedy = "Tensor-wise rules need no config; others need one that this transformers release knows."
+    with reading_with(SpecError, f"the config of {place} cannot be used", remedy=remedy):
         return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        raise SpecError(
-            f"the config of {place} cannot be used: {str(error).splitlines()[0]}",
-            remedy="Tensor-wise rules need no config; others need one that this transformers release knows.",
-        ) from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
+from merging.contracts.method import Progress, silent
 from merging.errors import MergingError, Problem, TracingError
 from merging.preflight import Finding, refusal, weight_findings
 from merging.report.stages import resident
@@ -22,12 +23,21 @@ Made = TypeVar("Made")
 REPORTED = ("few_examples", "overlap")  # warnings that a report has of its own, by what came of it
 
 
-def check(pipeline: Pipeline, *, device: str, out: Path | None) -> tuple[Finding, ...]:
+def check(
+    pipeline: Pipeline,
+    *,
+    device: str,
+    out: Path | None,
+    read_weights: bool = True,
+    progress: Progress = silent,
+) -> tuple[Finding, ...]:
     """Warnings and what `allow` lets through, for the report; the spec's notes are not among them.
 
     Everything is tried, so that what is wrong with device, models, examples and machine comes together.
+    `read_weights`: all of them, for NaN and infinity; else their first rows, and what is remembered of them.
     Raises MergingError: the one that was met or, of several, one that has them all, and the warnings after
     them."""
+    from merging.finite_inputs import refuse_not_finite
     from merging.running import choose_device
 
     errors: list[MergingError] = []
@@ -44,6 +54,7 @@ def check(pipeline: Pipeline, *, device: str, out: Path | None) -> tuple[Finding
     findings: list[Finding] = []
     opened = tried(pipeline.resolve)
     if opened is not None:
+        tried(lambda: refuse_not_finite(pipeline.spec, opened, read=read_weights, progress=progress))
         findings += opened.findings
         if not _stopping(findings, allow):  # what differs by its config need not be compared by its weights
             findings += weight_findings(opened.models)

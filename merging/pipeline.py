@@ -66,14 +66,21 @@ class Pipeline:
             self._tasks = open_tasks(self.spec, self.resolve())
         return self._tasks
 
-    def validate(self) -> list[str]:
+    def validate(self, *, read_weights: bool = False, progress: Progress = silent) -> list[str]:
         """Everything that can be known before the work: remarks, the gravest first; raises what stops a run.
 
-        Of weights only the first rows of each matrix are read."""
+        Of weights only the first rows of each matrix are read; with `read_weights` all, as a run does, in
+        which NaN and infinity are found."""
         from merging.checking import check, told
         from merging.reporting import task_notes
 
-        found = check(self, device=self.spec.device, out=self.spec.output.path)
+        found = check(
+            self,
+            device=self.spec.device,
+            out=self.spec.output.path,
+            read_weights=read_weights,
+            progress=progress,
+        )
         notes = [note for task in self.tasks().values() for note in task_notes(task)]
         return [*told(found, self.spec.allow), *self.resolve().notes, *notes]
 
@@ -97,11 +104,12 @@ class Pipeline:
             self._steps = Steps(self.spec, self.resolve(), self.tasks())
         return self._steps
 
-    def plan(self) -> Plan:
-        """What a run will do and need. Of weights only the first rows of each matrix are read."""
+    def plan(self, *, read_weights: bool = False, progress: Progress = silent) -> Plan:
+        """What a run will do and need. Of weights only the first rows of each matrix are read, unless
+        `read_weights` is given, as for `validate`."""
         from merging.plan import make_plan
 
-        return make_plan(self)
+        return make_plan(self, read_weights=read_weights, progress=progress)
 
     def search(
         self,
@@ -119,7 +127,7 @@ class Pipeline:
         from merging.checking import check
         from merging.search import search
 
-        check(self, device=device or self.spec.device, out=None)
+        check(self, device=device or self.spec.device, out=None, progress=progress)
         spec, curve = search(
             self.spec,
             self.resolve(),
@@ -169,7 +177,7 @@ class Pipeline:
         remarks: tuple[str, ...] = ()
         if together.first:
             folder.check()
-            found = check(self, device=device or self.spec.device, out=target)
+            found = check(self, device=device or self.spec.device, out=target, progress=progress)
             remarks = told([one for one in found if one.name not in REPORTED], self.spec.allow)
         choice = together.tell(self.choice() if together.first else None)
         if choice.batch is not None:

@@ -14,7 +14,7 @@ from merging.calibrators.feature_correction import FeatureCorrector
 from merging.checkpoints.parts import parts_seen
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
-from merging.contracts.method import Method
+from merging.contracts.method import Method, Progress, silent
 from merging.costs.budget import Choice, choose
 from merging.costs.probe import Rates, probe
 from merging.costs.steps import Step, Steps
@@ -133,8 +133,8 @@ class Plan(Entry):
     notes: tuple[str, ...] = ()
 
 
-def make_plan(pipeline: Pipeline) -> Plan:
-    """Everything of a run that can be said beforehand."""
+def make_plan(pipeline: Pipeline, *, read_weights: bool = False, progress: Progress = silent) -> Plan:
+    """Everything of a run that can be said beforehand. `read_weights`: as for `Pipeline.validate`."""
     from merging.running import choose_device
 
     spec, before = pipeline.spec, resident()
@@ -173,7 +173,7 @@ def make_plan(pipeline: Pipeline) -> Plan:
         seconds=sum(step.seconds or 0.0 for step in steps),
         kept=tuple(sorted(opened.models.kept)),
         parameters=_fates(spec, opened, shape, tasks),
-        notes=tuple(pipeline.validate()),
+        notes=tuple(pipeline.validate(read_weights=read_weights, progress=progress)),
     )
 
 

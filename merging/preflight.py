@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from merging.backbones.open_clip import filled as open_clip_filled
@@ -22,7 +21,8 @@ from merging.contracts.layer_rule import LayerRule
 from merging.contracts.method import Method
 from merging.contracts.models import Models
 from merging.distances import distance
-from merging.errors import CheckpointError, MergingError, OutputError, Problem, TracingError
+from merging.errors import CheckpointError, DataError, MergingError, OutputError, Problem, TracingError
+from merging.libraries import reading_with
 from merging.spec.pipeline_spec import FindingName
 from merging.streaming import StreamedModel
 
@@ -51,12 +51,14 @@ def refusal(findings: Sequence[Finding]) -> MergingError:
     names = ", ".join(f'"{name}"' for name in dict.fromkeys(finding.name for finding in findings))
     problems = [finding.problem.named(finding.name) for finding in findings]
     remedy = f'If that is meant, let it through with "allow": [{names}] in the spec.'
-    apart = any(finding.name in _OF_MODELS for finding in findings)
-    if not apart:
-        return OutputError("this machine has too little room for the run", problems=problems, remedy=remedy)
-    return CheckpointError(
-        "the experts and the base do not belong together", problems=problems, remedy=remedy
-    )
+    found = {finding.name for finding in findings}
+    if not found.isdisjoint(_OF_MODELS):
+        what = "the experts and the base do not belong together"
+        return CheckpointError(what, problems=problems, remedy=remedy)
+    if "overlap" in found:
+        what = "the test would not show what the calibration is worth"
+        return DataError(what, problems=problems, remedy=remedy)
+    return OutputError("this machine has too little room for the run", problems=problems, remedy=remedy)
 
 
 def config_problems(
@@ -158,19 +160,6 @@ def running_statistics(base: CheckpointSource) -> tuple[str, ...]:
     )
 
 
-def not_finite(models: Models) -> list[Problem]:
-    """Every tensor of base and experts that holds NaN or infinity, with how many. Reads all weights."""
-    problems = []
-    for source in (models.base, *models.experts.values()):
-        for name in models.base.names():
-            if not source.spec(name).dtype.is_floating_point:
-                continue
-            bad = int((~torch.isfinite(source.read(name))).sum())
-            if bad:
-                problems.append(Problem(f"{source.label}: {name}", f"{bad} values are NaN or infinite"))
-    return problems
-
-
 def _architecture(folder: Path) -> dict[str, Any]:
     """Flat config without what does not change the meaning of weights; a whole CLIP can be compared with its
     vision tower."""
@@ -190,12 +179,13 @@ def _filled(folder: Path) -> Mapping[str, Any]:
         return raw or {}
     from transformers import AutoConfig
 
+    place = folder if folder.is_dir() else folder.parent
     try:
-        place = folder if folder.is_dir() else folder.parent
-        filled = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError):
+        with reading_with(CheckpointError, f"the config of {place} cannot be used"):
+            filled = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+            return filled.to_dict()
+    except CheckpointError:  # told by who needs it; what it says can be compared as it stands
         return raw
-    return filled.to_dict()
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import nn
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
-from merging.data.hashing import overlap
+from merging.data.hashing import shared_examples
 from merging.data.task import Task
 from merging.evaluation.drift import EXAMPLES, ModelDrift, drift
 from merging.evaluation.evaluator import evaluate, is_scored
@@ -46,24 +46,24 @@ class Measured:
         return tuple(one.note for one in self.held.values() if one.note)
 
     def task_reports(self, tasks: Mapping[str, Task]) -> dict[str, TaskReport]:
+        shared = shared_examples(tasks)
         return {
-            name: self._report(task)
+            name: self._report(task, shared[name].examples if name in shared else 0)
             for name, task in tasks.items()
             if task.test or task.calibration or is_scored(task)
         }
 
-    def _report(self, task: Task) -> TaskReport:
+    def _report(self, task: Task, overlap: int) -> TaskReport:
         scores = {kind: scores[task.name] for kind, scores in self.scores.items() if task.name in scores}
         found = {kind: score.value for kind, score in scores.items()}
         splits = {"calibration": task.calibration, "test": task.test}
-        both = task.calibration is not None and task.test is not None
         return TaskReport.of(
             metric=task.metric.type,
             lower_is_better=any(score.lower_is_better for score in scores.values()),
             test_examples=max((score.examples for score in scores.values()), default=len(task.test or ())),
             calibration_asked=task.calibration.asked if task.calibration is not None else None,
             calibration_used=len(task.calibration) if task.calibration is not None else 0,
-            overlap=overlap(task.calibration, task.test) if both else 0,  # type: ignore[arg-type]
+            overlap=overlap,
             fingerprints={
                 split: examples.fingerprint for split, examples in splits.items() if examples is not None
             },

@@ -6,26 +6,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from merging.costs.sizes import Walk
-from merging.data.hashing import overlap
+from merging.data.hashing import shared_examples
 from merging.data.task import Task
 from merging.errors import Problem
 from merging.preflight import Finding
 
+FEW = 0.01  # of the test examples of a task
+
 
 def overlap_findings(tasks: Mapping[str, Task]) -> list[Finding]:
-    """Tasks of which test examples are calibration examples too, by what the model sees of them."""
+    """Tasks of which test examples are calibration examples too, by what the model sees of them.
+
+    Single ones are met in honest splits: data repeat themselves, and texts that are cut short become alike.
+    They can move the score by their share at most, and only warn."""
     findings = []
-    for name, task in tasks.items():
-        if task.calibration is None or task.test is None:
-            continue
-        shared = overlap(task.calibration, task.test)
-        if shared:
-            what = (
-                f"{shared} of {len(task.test)} test examples are calibration examples too, "
-                "so its score may flatter"
-            )
-            problem = Problem(f"tasks.{name}", what, "Draw the two from different splits.")
-            findings.append(Finding("overlap", problem, stops=False))
+    for name, shared in shared_examples(tasks).items():
+        test = tasks[name].test
+        assert test is not None
+        others = [f'"{task}"' for task in shared.tasks if task != name]
+        of = f" of task {' and '.join(others)}" if others and name not in shared.tasks else ""
+        what = (
+            f"{shared.examples} of {len(test)} test examples are calibration examples{of} too, "
+            "so its score would flatter"
+        )
+        problem = Problem(f"tasks.{name}", what, "Draw the two from different splits.")
+        findings.append(Finding("overlap", problem, stops=shared.examples > FEW * len(test)))
     return findings
 
 

@@ -3,10 +3,12 @@ error, or counts for nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import shutil
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -298,6 +300,43 @@ def adapter_config_nested_without_end(place: Place) -> None:
     (as_adapter(place) / "adapter_config.json").write_text("[" * 100_000 + "]" * 100_000)
 
 
+def pipe(path: Path) -> None:
+    """Instead of a file. Who opens it waits for a writer; one comes late, so that the test fails then."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+    def write() -> None:
+        with contextlib.suppress(OSError):  # nobody reads
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+    writer = threading.Timer(12.0, write)
+    writer.daemon = True
+    writer.start()
+
+
+def weights_that_are_a_pipe(place: Place) -> None:
+    pipe(emptied(place.home / "models" / "digits") / "model.safetensors")
+
+
+def expert_that_is_a_pipe(place: Place) -> None:
+    pipe(place.home / "models" / "pipe.safetensors")
+    place.spec["experts"]["digits"] = str(place.home / "models" / "pipe.safetensors")
+
+
+def config_that_is_a_pipe(place: Place) -> None:
+    pipe(place.home / "models" / "digits" / "config.json")
+
+
+def examples_that_are_a_pipe(place: Place) -> None:
+    pipe(place.home / "models" / "digits.safetensors")
+
+
+def config_that_is_a_folder(place: Place) -> None:
+    file = place.home / "models" / "digits" / "config.json"
+    file.unlink()
+    file.mkdir()
+
+
 def adapter_whose_pattern_takes_for_ever(place: Place) -> None:
     file = as_adapter(place) / "adapter_config.json"
     slow = {"rank_pattern": {"(([a-z_.0-9])+)+X": 3}}
@@ -334,6 +373,11 @@ ATTACKS: dict[Callable[[Place], None], str] = {  # the attack, and what the erro
     config_nested_without_end: "config.json",
     adapter_config_nested_without_end: "adapter_config.json",
     adapter_whose_pattern_takes_for_ever: "pattern",
+    weights_that_are_a_pipe: "digits",
+    expert_that_is_a_pipe: "neither a file nor a folder",
+    config_that_is_a_pipe: "config.json is not a file",
+    examples_that_are_a_pipe: "digits.safetensors",
+    config_that_is_a_folder: "config.json is not a file",
 }
 
 

@@ -14,7 +14,7 @@ from test_requests import suite
 from tiny_models import made
 
 import merging.room as room
-from merging.errors import MergingError, OutputError
+from merging.errors import DataError, MergingError, OutputError
 from merging.pipeline import Pipeline
 
 
@@ -170,12 +170,14 @@ def test_test_examples_that_are_calibrated_on_are_found_by_content(tmp_path: Pat
     save_file(labelled, tmp_path / "test.safetensors")
     spec["tasks"]["one"]["test"] = {"type": "tensors", "path": str(tmp_path / "test.safetensors")}
 
-    found = notes(spec)
+    error = refused({**spec, "output": {"path": str(tmp_path / "out")}})
 
-    assert "tasks.one: 2 of 4 test examples are calibration examples too" in found
-    assert "[overlap]" in found
-    assert "few_examples" not in found
-    assert "[overlap]" not in notes({**spec, "allow": ["overlap"]})
+    assert isinstance(error, DataError)
+    assert "tasks.one: 2 of 4 test examples are calibration examples too" in str(error)
+    assert '"allow": ["overlap"]' in str(error)
+    assert "few_examples" not in str(error)
+    assert not (tmp_path / "out").exists()
+    assert "allowed: tasks.one: 2 of 4" in notes({**spec, "allow": ["overlap"]})
 
 
 def test_too_few_tokens_for_the_widest_layer_are_told_with_how_many_would_do(tmp_path: Path) -> None:

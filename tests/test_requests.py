@@ -79,7 +79,7 @@ def test_results_inside_an_experts_folder_are_refused(tmp_path: Path) -> None:
 def test_findings_that_do_not_exist_cannot_be_allowed(tmp_path: Path) -> None:
     _, model, batches = made("clip")
 
-    with pytest.raises(SpecError, match=r'"bogus", expected "config", "other_base", "disk"'):
+    with pytest.raises(SpecError, match=r'"bogus", expected "config", "other_base", "overlap"'):
         Pipeline.from_spec(suite(tmp_path, model, batches[0], allow=["bogus"]))
 
 

@@ -1,4 +1,4 @@
-"""Mutated specs, safetensors headers, indexes and adapter configs: done or a clear error, nothing else."""
+"""Mutated specs, headers, indexes, adapter configs, files beside weights: done or a clear error, no more."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import mutations, workshop
+from benchmarks.faults.fuzz_files import KINDS, Files
 from benchmarks.faults.watch import Outcome, watched
 from benchmarks.section import Found, table
 
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--specs", type=int, default=2000, help="specs, one in 20 is also run (2000)")
     parser.add_argument("--headers", type=int, default=500, help="headers and indexes of weights (500)")
     parser.add_argument("--adapters", type=int, default=200, help="adapter_config.json (200)")
+    parser.add_argument("--files", type=int, default=200, help="of each kind of file beside weights (200)")
 
 
 @dataclass
@@ -69,6 +71,7 @@ def measured(options: argparse.Namespace) -> Found:
     workshop.settle(options.work)
     bench = Bench(options.work)
     tallies = bench.all(options.seed, options.specs, options.headers, options.adapters)
+    tallies |= files(options.work / "files", options.seed, options.files)
     faults = [f"{name}: {fault}" for name, tally in tallies.items() for fault in tally.faults]
     return Found("Mutated inputs", _body(tallies), faults=faults)
 
@@ -216,6 +219,16 @@ class Bench:
             place.rename(place.with_name(f"fault-{place.name}"))
         else:
             place.unlink()
+
+
+def files(folder: Path, seed: int, count: int) -> dict[str, Tally]:
+    """Files beside weights, by kind."""
+    bench, tallies = Files(folder), {}
+    for kind in KINDS:
+        chance, tallies[kind] = random.Random(f"{seed} {kind}"), Tally()
+        for number in range(count):
+            tallies[kind].add(f"{kind} {number}", bench.outcome(kind, chance, number))
+    return tallies
 
 
 def header(content: bytes, chance: random.Random) -> bytes:

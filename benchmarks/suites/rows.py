@@ -46,7 +46,7 @@ RULES = (
     Row("KnOTS", "knots", sweep={"scale": SCALES}, adapters_only=True),
     Row("Core Space", "core_space", sweep={"scale": (0.1, 0.2, 0.4)}, adapters_only=True),
     Row("Fisher", "fisher", {"estimate": "batch"}),
-    Row("AdaMerging", "ada_merging", {"steps": 60, "batches": 1}, {"initial": (0.1, 0.2)}),
+    Row("AdaMerging", "ada_merging", {"steps": 30, "batches": 1, "initial": 0.1}),
 )
 
 ABLATION = (

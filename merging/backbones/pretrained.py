@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from merging.contracts.backbone import Backbone, Batch
 from merging.errors import CheckpointError, DataError, TracingError
+from merging.libraries import reading_with
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,8 +66,15 @@ class TransformersBackbone(Backbone):
 
         from merging.backbones.routed_experts import fused_experts, split_experts_
 
-        with no_init_weights(), init_empty_weights(include_buffers=False):
-            model: nn.Module = self.model_class()(self.model_config())
+        made = self.model_class()
+        where = self.folder or "the base"
+        remedy = "Get config and weights from one place."
+        with (
+            reading_with(CheckpointError, f"the config of {where} makes no model", remedy=remedy),
+            no_init_weights(),
+            init_empty_weights(include_buffers=False),
+        ):
+            model: nn.Module = made(self.model_config())
         fused = fused_experts(model)
         if fused and not self._stores_experts_fused:
             split_experts_(model, fused)

@@ -74,8 +74,12 @@ def open_clip_config(path: Path) -> dict[str, Any] | None:
 def _json_object(file: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
+    if not file.is_file():  # a pipe would be waited for without end
+        raise CheckpointError(f"{file} is not a file", remedy="Put the model's own there, or remove it.")
     try:
         found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(found, dict):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,13 +32,17 @@ class FileHashes:
         self._known: dict[str, str] = _read(self._place)
         self._new: dict[str, str] = {}
 
-    def of(self, path: Path) -> str:
-        """SHA-256 in hex."""
+    def recalled(self, path: Path) -> str | None:
+        """SHA-256 in hex where it is remembered; nothing is read."""
+        return self._known.get(_key(path.resolve(), path.stat()))
+
+    def of(self, path: Path, read: Callable[[Path], str] | None = None) -> str:
+        """SHA-256 in hex. `read`: who reads the file, where that is asked for, and returns it."""
         file = path.resolve()
         status = file.stat()
-        key = f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}:{file}"
+        key = _key(file, status)
         if key not in self._known:
-            digest = _digest(file)
+            digest = (read or _digest)(file)
             if time.time() - max(status.st_mtime, status.st_ctime) <= _FRESH:
                 return digest
             self._known[key] = self._new[key] = digest
@@ -63,6 +67,10 @@ def hashes(paths: Iterable[Path]) -> dict[str, str]:
     files = list(paths)
     with ThreadPoolExecutor(max(1, min(len(files), os.cpu_count() or 1, _AT_ONCE))) as threads:
         return dict(zip(map(str, files), threads.map(_digest, files), strict=True))
+
+
+def _key(file: Path, status: os.stat_result) -> str:
+    return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}:{file}"
 
 
 def _read(place: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from merging.checkpoints.outline import Outline
 from merging.errors import CheckpointError, Problem, SpecError
+from merging.libraries import reading_with
 
 PREFIX = "base_model.model."  # before all names in an adapter
 Role = Literal["factors", "bias", "whole"]
@@ -28,7 +29,8 @@ def outline_of(folder: Path, stored: Iterable[str]) -> Outline:
     from transformers import AutoConfig
 
     place = folder if folder.is_dir() else folder.parent
-    config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    with reading_with(CheckpointError, f"the config of {place} cannot be used"):
+        config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     return Outline.of(AnyTransformers(config, folder=folder).skeleton(), stored)
 
 

@@ -109,14 +109,15 @@ def _main(folder: Path) -> tuple[dict[str, int], dict[str, Mapping[str, Any]], l
             added: dict[str, Mapping[str, Any]] = {
                 one["content"]: dict(one) for one in content.get("added_tokens") or ()
             }
-            return {**table, **{text: one["id"] for text, one in added.items()}}, added, [file]
+            ids = {**table, **{text: one["id"] for text, one in added.items()}}
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{file} is damaged: no table of tokens can be read from it") from error
+        _refuse_other_than_ids(ids, file)
+        return ids, added, [file]
     file = folder / "vocab.json"
     if file.is_file():
         table = _json(file)
-        if not all(type(at) is int for at in table.values()):
-            raise CheckpointError(f"{file} is damaged: it does not map tokens to ids")
+        _refuse_other_than_ids(table, file)
         return dict(table), {}, [file]
     file = folder / "vocab.txt"
     if file.is_file():
@@ -129,10 +130,20 @@ def _main(folder: Path) -> tuple[dict[str, int], dict[str, Mapping[str, Any]], l
     return None
 
 
+def _refuse_other_than_ids(table: Mapping[Any, Any], file: Path) -> None:
+    for text, at in table.items():
+        if not isinstance(text, str) or type(at) is not int or not 0 <= at < 1 << 31:
+            found = f"{str(text)[:40]!r} to {str(at)[:40]!r}"
+            raise CheckpointError(
+                f"{file} is damaged: it maps the token {found}, expected an id",
+                remedy="Download or copy it again.",
+            )
+
+
 def _added_file(folder: Path) -> dict[str, dict[str, Any]]:
     file = folder / ADDED
     found = _json(file) if file.is_file() else {}
-    return {text: {"id": at, "content": text} for text, at in found.items() if type(at) is int}
+    return {text: {"id": at, "content": text} for text, at in found.items() if type(at) is int and at >= 0}
 
 
 def _added_settings(folder: Path) -> dict[str, dict[str, Any]]:
@@ -140,8 +151,8 @@ def _added_settings(folder: Path) -> dict[str, dict[str, Any]]:
     found = _json(file).get("added_tokens_decoder") if file.is_file() else None
     return {
         one["content"]: {**one, "id": int(at)}
-        for at, one in (found or {}).items()
-        if isinstance(one, dict) and "content" in one and str(at).isdecimal()
+        for at, one in (found.items() if isinstance(found, dict) else ())
+        if isinstance(one, dict) and isinstance(one.get("content"), str) and str(at).isdecimal()
     }
 
 

@@ -73,6 +73,8 @@ def find_pickled(path: Path) -> WeightFiles | None:
 def _find(path: Path, endings: tuple[str, ...], preferred: tuple[str, ...]) -> WeightFiles | None:
     if path.is_file():
         return WeightFiles((path,)) if path.suffix in endings else None
+    if not path.is_dir():  # a pipe would be waited for without end
+        raise CheckpointError(f"{path} is neither a file nor a folder")
     present = {file.name: file for file in sorted(path.iterdir()) if is_weights(file)}
     indexes = [name for name in present if any(name.endswith(f"{ending}.index.json") for ending in endings)]
     singles = [name for name in present if name.endswith(endings)]
@@ -156,6 +158,8 @@ def refuse_outside(folder: Path, file: Path) -> None:
 
 def is_weights(file: Path) -> bool:
     """Whether it looks like weights of a whole model, or their index; adapters do not count."""
-    if file.is_dir() or any(fnmatch(file.name, pattern) for pattern in (*_TRAINING, *_ADAPTER)):
+    if (file.exists() and not file.is_file()) or any(
+        fnmatch(file.name, pattern) for pattern in (*_TRAINING, *_ADAPTER)
+    ):
         return False
     return any(fnmatch(file.name, pattern) for pattern in _WEIGHTS)

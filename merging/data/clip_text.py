@@ -18,6 +18,7 @@ from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_checkpoint, open_clip_config
 from merging.data.tokenizer import has_tokenizer
 from merging.errors import DataError
+from merging.libraries import reading_with
 
 
 class TextTower(ABC):
@@ -57,11 +58,9 @@ class _TransformersText(TextTower):
                 remedy="Copy tokenizer.json or vocab.json and merges.txt from where it comes from.",
             )
         self._folder = folder
-        try:
+        with reading_with(DataError, f"{where}: the CLIP in {folder} cannot be used"):
             whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            raise DataError(f"{where}: the CLIP in {folder} cannot be used: {error}") from error
         self.config = whole.text_config
         self.config.projection_dim = self.features = int(whole.projection_dim)
         self.config.architectures = ["CLIPTextModelWithProjection"]

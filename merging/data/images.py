@@ -20,6 +20,7 @@ from merging.data.draw import drawn_order
 from merging.data.hashing import example_hashes, fingerprint
 from merging.data.task import Examples
 from merging.errors import DataError, Problem
+from merging.libraries import reading_with
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 CACHE_BYTES = 512 * 2**20
@@ -92,10 +93,10 @@ class ImageExamples(Examples):
 
     def _process(self, file: Any) -> Tensor:
         # One at a time, so that an image's pixels do not depend on its neighbours in the batch.
-        pixels: Tensor = self._processor(
-            images=decoded(file) if isinstance(file, Path) else file.decoded(), return_tensors="pt"
-        )["pixel_values"][0]
-        return pixels.float()
+        image = decoded(file) if isinstance(file, Path) else file.decoded()
+        with reading_with(DataError, "the base's image processor (preprocessor_config.json) fails on it"):
+            pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
+            return pixels.float()
 
     def _scan(self) -> tuple[str, ...]:
         """One hash per image; keeps the pixels if small. Raises DataError naming each damaged file."""
@@ -141,10 +142,8 @@ def image_processor(folder: Path, where: str) -> Any:
             f"{where}: the base {folder} has no image processor (preprocessor_config.json)",
             remedy='Copy it from the model the base was made from, or give inputs as {"type": "tensors"}.',
         )
-    try:
+    with reading_with(DataError, f"{where}: the base's image processor in {folder} cannot be used"):
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, ImportError) as error:
-        raise DataError(f"{where}: the base's image processor in {folder} cannot be used: {error}") from error
 
 
 class _OpenClipProcessor:

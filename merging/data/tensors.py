@@ -13,7 +13,7 @@ from torch import Tensor
 
 from merging.contracts.backbone import Batch
 from merging.data.batching import LazyBatches
-from merging.data.hashing import example_hashes, fingerprint
+from merging.data.hashing import example_hashes, fingerprint, seen_hashes
 from merging.data.task import Examples
 from merging.data.tensor_file import open_tensor_file
 from merging.errors import DataError, Problem
@@ -38,8 +38,8 @@ class TensorExamples(Examples):
         self._examples = available if asked is None else min(asked, available)
         self.batch_size = batch_size
         self._labels = self._read_labels()
-        self._hashes = self._scan()
-        self._fingerprint = fingerprint(self._hashes, self._labels)
+        whole, self._hashes = self._scan()
+        self._fingerprint = fingerprint(whole, self._labels)
 
     def __len__(self) -> int:
         return self._examples
@@ -95,12 +95,15 @@ class TensorExamples(Examples):
             labels: Tensor = file.get_slice(LABELS)[self._skip : self._skip + self._examples]
         return labels
 
-    def _scan(self) -> tuple[str, ...]:
-        """One hash per example. Raises DataError where inputs are not finite."""
+    def _scan(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Hashes of the examples as they are stored, and as the model sees them. Raises DataError where
+        inputs are not finite."""
         hashes: list[str] = []
+        seen: list[str] = []
         bad = dict.fromkeys(self._names, 0)
         for batch in self.batches():
             hashes.extend(example_hashes(batch))
+            seen.extend(seen_hashes(batch))
             for name, value_B in batch.items():
                 if value_B.is_floating_point():
                     bad[name] += int((~torch.isfinite(value_B)).sum())
@@ -111,4 +114,4 @@ class TensorExamples(Examples):
         ]
         if problems:
             raise DataError(f"{self._where}: {self._path} has inputs that are not finite", problems=problems)
-        return tuple(hashes)
+        return tuple(hashes), tuple(seen)

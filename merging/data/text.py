@@ -17,6 +17,7 @@ from merging.contracts.backbone import Batch
 from merging.data.batching import LazyBatches
 from merging.data.classes import Classes, read_classes
 from merging.data.draw import drawn_order, shuffled
+from merging.data.hashing import tokens_hash
 from merging.data.prompts import Prompt, Template
 from merging.data.rows import Row, refuse_bad_rows, refuse_missing_columns
 from merging.data.task import Examples
@@ -66,7 +67,7 @@ class TextExamples(Examples):
             template, [rows[row].where for row in drawn], [values[row] for row in drawn]
         )
         self._decoder = self._decoder_inputs()
-        self._hashes = tuple(_hash("input_ids", prompt.ids) for prompt in self.prompts)
+        self._hashes = tuple(tokens_hash("input_ids", prompt.ids) for prompt in self.prompts)
         self.notes = self._notes()
 
     def __len__(self) -> int:
@@ -198,7 +199,3 @@ def _texts(rows: Sequence[Row], columns: Sequence[str], where: str) -> list[dict
 def _is_unicode(text: str) -> bool:
     """JSON can write halves of characters, as `\\ud83d`, which no tokenizer takes."""
     return text.isascii() or not any("\ud800" <= one <= "\udfff" for one in text)
-
-
-def _hash(name: str, ids: Sequence[int]) -> str:
-    return hashlib.sha256(f"{name} {list(ids)}".encode()).hexdigest()

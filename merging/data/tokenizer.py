@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from merging.data.prompts import Prompt
 from merging.errors import DataError
+from merging.libraries import reading_with
 
 Kind: TypeAlias = Literal["encoder", "causal", "seq2seq"]
 
@@ -83,10 +84,8 @@ def text_reader(folder: Path, where: str) -> TextReader:
         )
     files = [folder / name for name in (*_FILES, "config.json") if (folder / name).is_file()]
     states = [file.stat() for file in files]
-    try:
+    with reading_with(DataError, f"{where}: the base's tokenizer in {folder} cannot be used"):
         return _opened(folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise DataError(f"{where}: the base's tokenizer in {folder} cannot be used: {error}") from error
 
 
 @lru_cache(maxsize=2)

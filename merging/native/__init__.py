@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 _POINTER, _INT64, _INT32, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
+_UINT64 = ctypes.c_uint64
 _FUNCTIONS = {  # arguments, result
     "merging_weighted_sum": ([_POINTER, _INT64, _INT64, _POINTER, _DOUBLE, _INT64, _POINTER], None),
     "merging_to_bfloat16": ([_POINTER, _INT64, _POINTER], _INT32),
@@ -31,6 +32,7 @@ _FUNCTIONS = {  # arguments, result
     "merging_add_scaled": ([_POINTER, _INT64, _POINTER, _INT64, _DOUBLE, _INT64, _INT64], None),
     "merging_kept": ([_POINTER, _POINTER, _DOUBLE, _INT64, _POINTER], None),
     "merging_from_bfloat16": ([_POINTER, _POINTER, _INT64, _POINTER], None),
+    **{f"merging_not_finite_{bits}": ([_POINTER, _UINT64, _INT64], _INT64) for bits in (16, 32, 64)},
 }
 
 
@@ -174,6 +176,17 @@ def add_scaled_(total: Tensor, part: Tensor, scale: float) -> bool:
             *(scale, rows, columns),
         )
     return fits
+
+
+def not_finite(data: Tensor, *, width: int, ones: int) -> int | None:
+    """How many entries of `width` bytes have all bits of `ones`; None where there is no function for them.
+    `data`: bytes of one piece."""
+    if library() is None or width not in (2, 4, 8):
+        return None
+    count: int = getattr(_loaded(), f"merging_not_finite_{8 * width}")(
+        data.data_ptr(), ones, data.numel() // width
+    )
+    return count
 
 
 def _loaded() -> ctypes.CDLL:

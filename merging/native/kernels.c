@@ -221,3 +221,24 @@ FOR_EACH_CPU void merging_add_scaled(double *restrict total, int64_t total_strid
         for (int64_t j = 0; j < columns; j++) into[j] += (double)from[j] * scale;
     }
 }
+
+/* How many of the entries, at any address, have an exponent of ones: those that are infinite or no number. */
+#define NOT_FINITE(bits)                                                                                          \
+    FOR_EACH_CPU int64_t merging_not_finite_##bits(const uint8_t *x, uint64_t ones, int64_t count) {              \
+        const uint##bits##_t mask = (uint##bits##_t)ones;                                                         \
+        int64_t found = 0;                                                                                        \
+        for (int64_t start = 0; start < count; start += CHUNK) {                                                  \
+            int64_t size = least(CHUNK, count - start);                                                           \
+            uint##bits##_t inside = 0;                                                                            \
+            for (int64_t j = 0; j < size; j++) {                                                                  \
+                uint##bits##_t entry;                                                                             \
+                memcpy(&entry, x + (start + j) * (int64_t)sizeof entry, sizeof entry);                            \
+                inside += (entry & mask) == mask;                                                                 \
+            }                                                                                                     \
+            found += (int64_t)inside;                                                                             \
+        }                                                                                                         \
+        return found;                                                                                             \
+    }
+NOT_FINITE(16)
+NOT_FINITE(32)
+NOT_FINITE(64)

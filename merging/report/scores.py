@@ -35,7 +35,7 @@ class TaskReport(Entry):
     calibration_asked: int | None = Field(default=None, description="None: all there are.")
     calibration_used: int = 0
     overlap: int = Field(
-        default=0, description="Test examples that are also calibration examples, by content."
+        default=0, description="Test examples that are also calibration examples, of any task, by content."
     )
     fingerprints: dict[str, str] = Field(default_factory=dict, description="Split -> hash of its examples.")
 

@@ -16,7 +16,7 @@ from merging.spec.findings import refuse
 from merging.spec.wording import described
 
 FindingName: TypeAlias = Literal[
-    "config", "other_base", "disk", "memory", "far_from_base", "few_examples", "overlap"
+    "config", "other_base", "overlap", "disk", "memory", "far_from_base", "few_examples"
 ]
 """What `allow` may list: findings that stop a run, and from `far_from_base` on, those that only warn."""
 

@@ -22,6 +22,7 @@ from benchmarks.faults import folders, mutations, workshop
 from benchmarks.faults.disk_full import _unclear
 from benchmarks.faults.forge import Blow, command
 from benchmarks.faults.fuzz import Bench, header
+from benchmarks.faults.fuzz import files as fuzz_files
 from benchmarks.faults.soak import faults
 from benchmarks.faults.watch import watched
 from benchmarks.section import Section, write_part
@@ -70,6 +71,13 @@ def test_mutated_adapter_configs_are_read_or_refused_with_a_clear_error(bench: B
     assert tally.faults == []
     assert tally.kinds["CheckpointError"] > 3
     assert tally.kinds["done"] > 3
+
+
+def test_mutated_files_beside_weights_are_read_or_refused_with_a_clear_error(bench: Bench) -> None:
+    tallies = fuzz_files(bench.folder / "files", 0, 3)
+
+    assert [fault for tally in tallies.values() for fault in tally.faults] == []
+    assert {kind for tally in tallies.values() for kind in tally.kinds} >= {"CheckpointError", "DataError"}
 
 
 def test_mutations_are_those_of_their_seed_and_leave_the_original_alone() -> None:

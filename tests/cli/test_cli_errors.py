@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from merging.errors import MergingError, RuleError, SpecError
 
@@ -113,3 +115,18 @@ def test_a_reader_that_has_seen_enough_is_no_failure():
 
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+def test_names_that_would_steer_the_terminal_are_shown_as_escapes(merging_command, tmp_path):
+    """Clear the screen, set the title, turn the order of the text: from the name of a tensor."""
+    evil = "\x1b[2J\x1b]0;gone\x07\u202etxet"
+    (tmp_path / "model").mkdir()
+    save_file({evil: torch.ones(2)}, tmp_path / "model" / "model.safetensors")
+    (tmp_path / "spec.json").write_text(json.dumps({evil: 1}))
+
+    shown = merging_command("inspect", tmp_path / "model").out
+    told = merging_command("pipeline", "validate", tmp_path / "spec.json").err
+
+    for text in (shown, told):
+        assert not set(text) & set("\x1b\x07\u202e")
+    assert "\\x1b[2J\\x1b]0;gone\\x07\\u202etxet" in shown

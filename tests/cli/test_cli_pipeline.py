@@ -32,8 +32,8 @@ def asked(monkeypatch):
         return Report.of(tasks={}, checkpoint="out/calibrated", warnings=["beware"])
 
     monkeypatch.setattr(Pipeline, "run", run)
-    monkeypatch.setattr(Pipeline, "plan", lambda self: FakePlan())
-    monkeypatch.setattr(Pipeline, "validate", lambda self: ["40 of 256 examples"])
+    monkeypatch.setattr(Pipeline, "plan", lambda self, **options: FakePlan())
+    monkeypatch.setattr(Pipeline, "validate", lambda self, **options: ["40 of 256 examples"])
     return calls
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from small_models import clip_tower, expert, rewritten, saved, spec_of, tensors_in
 
+from merging.errors import DataError
 from merging.pipeline import Pipeline
 from merging.report.report import Report
 from merging.report.scores import AVERAGING
@@ -116,7 +117,12 @@ def test_test_examples_that_are_calibration_examples_are_counted_by_content(
         tasks[task]["calibration"] = {"type": "tensors", "path": str(tmp_path / "calibration.safetensors")}
     tasks["digits"]["test"]["path"] = str(tmp_path / "test.safetensors")
 
-    found = Pipeline.from_spec(spec(workshop, tasks=tasks)).run(tmp_path / "out")
+    with pytest.raises(
+        DataError, match=r"tasks\.digits: 10 of 256 test examples are calibration examples too"
+    ):
+        Pipeline.from_spec(spec(workshop, tasks=tasks)).run(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    found = Pipeline.from_spec(spec(workshop, tasks=tasks, allow=["overlap"])).run(tmp_path / "out")
 
     assert found.tasks["digits"].overlap == 10
     assert found.tasks["letters"].overlap == 0

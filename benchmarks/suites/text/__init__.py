@@ -1,0 +1,1 @@
+"""Labelled texts from registry packages, and the training that both text suites share."""

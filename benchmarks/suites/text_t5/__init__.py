@@ -1,0 +1,1 @@
+"""The suite text-t5-8: eight text tasks on a small T5."""
