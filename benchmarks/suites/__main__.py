@@ -47,16 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     telling.add_argument("measured", type=Path, help="folder of the records")
     telling.add_argument("--title", required=True)
     telling.add_argument("--page", type=Path, default=Path("docs/results.md"))
+    measuring.add_argument("--rows", nargs="+", help="of the rules, by their names in the table; else all")
+    measuring.add_argument(
+        "--defaults", action="store_true", help="search nothing: all rules at their defaults"
+    )
     given = parser.parse_args(arguments)
     if given.command == "measure":
-        _measure(given.suite, given.out, given.only or ("rules", *PARTS))
+        _measure(given.suite, given.out, given.only or ("rules", *PARTS), given.rows, given.defaults)
     elif given.command == "report":
         _report(given.page, given.title, given.measured)
     else:
         _build(given.name, given.out)
 
 
-def _measure(spec: Path, out: Path, parts: Sequence[str]) -> None:
+def _measure(
+    spec: Path, out: Path, parts: Sequence[str], labels: Sequence[str] | None, defaults: bool
+) -> None:
     from benchmarks.suites import experiments, grid, rows
 
     built, records = grid.Suite(spec), grid.Records(out / "records.jsonl")
@@ -68,6 +74,9 @@ def _measure(spec: Path, out: Path, parts: Sequence[str]) -> None:
         if part == "rules":
             adapters = any(ref.adapter for ref in built.spec().experts.values())
             wanted = [row for row in rows.RULES if adapters or not row.adapters_only]
+            wanted = [row for row in wanted if labels is None or row.label in labels]
+            if defaults:
+                wanted = [replace(row, sweep={}) for row in wanted]
             for calibrators in (("featcal",), rows.CALIBRATORS):
                 grid.measure(
                     built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records

@@ -21,6 +21,7 @@ SWEEPS: Mapping[str, Sequence[float]] = {
     "ridge": (0.002, 0.01, 0.05, 0.2, 1.0),
 }
 """Of FeatCal's settings, each with the others at their defaults."""
+SWEEP_EXAMPLES = 64
 
 PRECISIONS = ("float32", "mixed", "float64")
 
@@ -38,22 +39,35 @@ _SHIFT_EXAMPLES = 64
 def samples(suite: Suite, records: Records) -> None:
     """FeatCal on the average, Chain of Merges and FeatCal on that, by examples a task."""
     for count in SAMPLES:
-        measure(suite, f"samples {count}", (AVERAGE, CHAIN), records, data=suite.data(examples=count))
+        data = suite.data(examples=count)
+        measure(suite, f"samples {count}", (AVERAGE,), records, data=data, merged=False)
+        measure(suite, f"samples {count}", (CHAIN,), records, data=data)
 
 
 def corruption(suite: Suite, records: Records) -> None:
     """All calibrators on the average, from examples that are worse than those of the test."""
     row = replace(AVERAGE, calibrators=("featcal", "surgery", "prob_surgery"))
-    measure(suite, "corruption none", (row,), records)
+    measure(suite, "corruption none", (row,), records, merged=False)
     for kind in CORRUPTIONS:
-        measure(suite, f"corruption {kind}", (row,), records, data=corrupted(suite.data(), kind, 0))
+        data = corrupted(suite.data(), kind, 0)
+        measure(suite, f"corruption {kind}", (row,), records, data=data, merged=False)
 
 
 def sweeps(suite: Suite, records: Records) -> None:
-    """FeatCal's settings, one at a time, on the average."""
+    """FeatCal's settings, one at a time, on the average and with fewer examples."""
+    data = suite.data(examples=SWEEP_EXAMPLES)
     for setting, values in SWEEPS.items():
         for value in values:
-            measure(suite, f"{setting} {value:g}", (AVERAGE,), records, calibration={setting: value})
+            changed = {setting: value}
+            measure(
+                suite,
+                f"{setting} {value:g}",
+                (AVERAGE,),
+                records,
+                data=data,
+                calibration=changed,
+                merged=False,
+            )
 
 
 def precisions(suite: Suite, records: Records) -> None:

@@ -161,16 +161,18 @@ def measure(
     data: CalibrationData | None = None,
     calibration: Mapping[str, Any] | None = None,
     sets: Sequence[str] = (),
+    merged: bool = True,
 ) -> None:
     """Every row, without and with each of its calibrators, merged once.
 
     `data`: what methods see, by default the draw of the seed. `calibration`: settings of the calibrators.
-    `sets`: what else differs from the suite's spec, as `--set` has it.
+    `sets`: what else differs from the suite's spec, as `--set` has it. `merged`: False where only calibrators
+    make a difference.
     """
     for row in rows:
         missing = [
             name
-            for name in ("none", *row.calibrators)
+            for name in ("none",) * merged + tuple(row.calibrators)
             if (table, row.label, name, seed) not in records.entries
         ]
         if missing:

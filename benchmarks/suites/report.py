@@ -11,7 +11,7 @@ from benchmarks.machine import machine, versions
 from benchmarks.plot import curves
 from benchmarks.section import Section, write_section
 from benchmarks.suites import tables
-from benchmarks.suites.experiments import PRECISIONS, SAMPLES, SWEEPS
+from benchmarks.suites.experiments import PRECISIONS, SAMPLES, SWEEP_EXAMPLES, SWEEPS
 from benchmarks.suites.grid import Entry, Records
 
 LINES = (
@@ -80,13 +80,17 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
                 (value, _mean(records, f"{setting} {value:g}", "average", "featcal")) for value in known
             ]
             body.append(
-                _numbers(f"FeatCal on the average, `{setting}`", [f"{v:g}" for v in known], {"mean": points})
+                _numbers(
+                    f"FeatCal on the average, {SWEEP_EXAMPLES} examples, `{setting}`",
+                    [f"{v:g}" for v in known],
+                    {"mean": points},
+                )
             )
     kinds = sorted(
         {entry.table for entry in records.entries.values() if entry.table.startswith("corruption ")}
     )
     if kinds:
-        names = ("none", "featcal", "surgery", "prob_surgery")
+        names = ("featcal", "surgery", "prob_surgery")
         rows = {
             tables.NAMES[name]: [(0.0, _mean(records, kind, "average", name)) for kind in kinds]
             for name in names

@@ -249,7 +249,7 @@ def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> Non
     assert "## Other" in text
     assert "| average | | 37.5 (100.0) | 37.5 (100.0) |" in " ".join(text.split("  "))
     assert "| average + FeatCal | 37.5 | 37.6 | 37.7 | 37.9 | 39.1 | 50.0 |" in text
-    assert "| FeatCal on the average, `ridge` | 0.01 |" in text
+    assert "| FeatCal on the average, 64 examples, `ridge` | 0.01 |" in text
     assert "| calibration examples with | fog |" in text
     for name in ("samples", "shift"):
         figure = page.parent / f"figures/vision-in-small-{name}.svg"
