@@ -38,7 +38,7 @@ def words(number: int) -> str:
 
 def answer_at_once() -> None:
     """From now on a signal ends the process: nothing is begun that would have to be tidied up."""
-    for number in _CODES:
+    for number in _heard():
         _signal.signal(number, _leave)
 
 
@@ -49,7 +49,7 @@ def answer_by_exception() -> None:
     sys.unraisablehook = _STOP.unraisable
     if hasattr(_signal, "SIGALRM"):
         _signal.signal(_signal.SIGALRM, _STOP.insist)
-    for number in _CODES:
+    for number in _heard():
         _signal.signal(number, _STOP.begin)
 
 
@@ -82,8 +82,13 @@ def answered() -> None:
 def end_quietly(code: int) -> None:
     """From now on a signal ends the process with this code, the command's own: all is done and said."""
     _STOP.forget()
-    for number in _CODES:
+    for number in _heard():
         _signal.signal(number, lambda *_: os._exit(code))
+
+
+def _heard() -> list[int]:
+    """All but those that the process was started to ignore, as a shell's jobs in the background are to."""
+    return [number for number in _CODES if _signal.getsignal(number) != _signal.SIG_IGN]
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

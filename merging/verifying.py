@@ -115,6 +115,8 @@ def _groups(manifest: Path) -> Iterator[_Group]:
     home = manifest.parent.parent if of_run else manifest.parent
     stage = "report and heads" if of_run else str(found.get("stage") or home.name)
     yield _Group(f"written: {stage}", "", None, _written(manifest, home, found))
+    if not of_run and not found.get("inputs"):
+        raise _broken(manifest, 'records no "inputs", which every checkpoint has')
     for part in ("inputs", "data"):
         for role, given in _object(manifest, part, found.get(part, {})).items():
             yield _input(manifest, f"{part}.{role}", role, given)
@@ -122,7 +124,7 @@ def _groups(manifest: Path) -> Iterator[_Group]:
 
 def _read(manifest: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(manifest.read_bytes())
+        found = json.loads(manifest.read_bytes(), object_pairs_hook=lambda pairs: _once(manifest, pairs))
     except OSError as error:
         raise CheckpointError(f"{manifest} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -138,9 +140,7 @@ def _written(manifest: Path, home: Path, found: Mapping[str, Any]) -> dict[str, 
         raise _broken(manifest, f'has no "sha256" of {lacking[0]}')
     files = {}
     for name, digest in digests.items():
-        path = PurePosixPath(name)
-        if not path.parts or path.is_absolute() or ".." in path.parts:
-            raise _broken(manifest, f'lists "{name}", which is not in its folder')
+        _refuse_outside(manifest, name)
         files[name] = (home / name, _digest(manifest, f"sha256.{name}", digest))
     return files
 
@@ -152,9 +152,25 @@ def _input(manifest: Path, where: str, role: str, given: Any) -> _Group:
         raise _broken(manifest, f'has no "model" and "path" in {where}, or no text there')
     files = {}
     for name, about in _object(manifest, f"{where}.files", given.get("files")).items():
+        _refuse_outside(manifest, name)
         digest = _object(manifest, f"{where}.files.{name}", about).get("sha256")
         files[name] = (Path(folder) / name, _digest(manifest, f"{where}.files.{name}", digest))
     return _Group(role, model, revision, files)
+
+
+def _refuse_outside(manifest: Path, name: str) -> None:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise _broken(manifest, f'lists "{name}", which is not in its folder')
+
+
+def _once(manifest: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _broken(manifest, f'has "{name}" twice')
+        found[name] = value
+    return found
 
 
 def _object(manifest: Path, where: str, value: Any) -> Mapping[str, Any]:

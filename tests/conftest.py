@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -16,6 +17,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing of the user's cache is read or written."""
     os.environ["MERGING_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as in a job in the background; commands would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(
     1

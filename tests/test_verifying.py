@@ -173,3 +173,27 @@ def test_plug_in_code_that_changed_makes_the_checkpoint_anew(out: Path) -> None:
 
     assert (out / "merged" / "model.safetensors").read_bytes() != before
     assert merging.verify(out).unchanged
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: json.dumps({**json.loads(text), "inputs": {}}), 'records no "inputs"'),
+        (lambda text: text.replace('"sha256"', '"sha256": {}, "sha256"', 1), "twice"),
+        (
+            lambda text: text.replace('"model.safetensors": {', '"../model.safetensors": {', 1),
+            "not in its folder",
+        ),
+    ],
+)
+def test_a_manifest_that_was_tampered_with_is_no_proof(
+    out: Path, change: Callable[[str], str], words: str
+) -> None:
+    manifest = out / "merged" / "manifest.json"
+    text = manifest.read_text()
+    changed = change(text)
+    assert changed != text
+    manifest.write_text(changed)
+
+    with pytest.raises(CheckpointError, match=words):
+        merging.verify(out)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import TracebackType
@@ -129,6 +130,7 @@ class RunFolder:
     def claim(self, name: str) -> Path:
         """Remember, before making it, that a file or checkpoint folder is ours; its path."""
         _check_relative(name)
+        self._refuse_outside(name)
         if name not in self._owned:
             self._owned.append(name)
             self._save_state()
@@ -154,7 +156,20 @@ class RunFolder:
         return path
 
     def _acquire(self) -> None:
-        lock = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        place = self.state / "lock"
+        try:
+            # Not through a link, and without waiting for the other end of a pipe.
+            lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError as error:
+            what = "is a link" if place.is_symlink() else f"cannot be opened: {error.strerror}"
+            raise OutputError(
+                f"{place} {what}", remedy="Remove it, or choose another output path."
+            ) from error
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            os.close(lock)
+            raise OutputError(
+                f"{place} is no ordinary file", remedy="Remove it, or choose another output path."
+            )
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -201,14 +216,18 @@ class RunFolder:
                 remedy="Move it away, or choose another output path.",
             )
 
+    def _refuse_outside(self, name: str) -> None:
+        path = self.path / name
+        if not path.parent.resolve().is_relative_to(self.path.resolve()):
+            raise OutputError(
+                f"{path} lies behind a link that leads out of {self.path}",
+                remedy="Remove the link, or choose another output path.",
+            )
+
     def _remove(self, owned: list[str]) -> None:
         for name in reversed(owned):  # what tells of others goes before them
             path = self.path / name
-            if not path.parent.resolve().is_relative_to(self.path.resolve()):
-                raise OutputError(
-                    f"{path} lies behind a link that leads out of {self.path}",
-                    remedy="Remove the link, or choose another output path.",
-                )
+            self._refuse_outside(name)
             if path.is_symlink() or path.is_file():
                 path.unlink()
             elif path.is_dir():

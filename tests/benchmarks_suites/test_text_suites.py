@@ -86,7 +86,7 @@ def recipe(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             TextTask("kind", ("film", "song"), NO_PACKAGE, kinds),
         ),
         warm_up=(),
-        steps={"opinion": 15, "kind": 15},
+        steps={"opinion": 30, "kind": 30},
         max_length=12,
         batch=8,
         learning_rate=5e-3,
@@ -129,7 +129,7 @@ def test_a_suite_is_made_merged_and_measured(recipe: Recipe, tmp_path: Path) -> 
     assert changed
     assert all(".layers." in name or ".block." in name for name in changed)
     history = json.loads((folder / "training" / "kind.json").read_text())
-    assert [look["step"] for look in history] == [3, 6, 9, 12, 15]
+    assert [look["step"] for look in history] == [6, 12, 18, 24, 30]
     assert history[-1]["loss"] < history[0]["loss"]
 
 

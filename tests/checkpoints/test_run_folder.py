@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -245,3 +246,29 @@ def test_a_state_that_names_files_elsewhere_is_not_followed(tmp_path):
     with pytest.raises(OutputError, match="is not the name of something"):
         opened(out, "g", OTHER, overwrite=True)
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_lock_that_is_no_file_of_ours_is_left_alone(tmp_path, kind):
+    (tmp_path / "out" / ".merging").mkdir(parents=True)
+    lock, precious = tmp_path / "out" / ".merging" / "lock", tmp_path / "precious"
+    precious.write_text("precious")
+    {"link": lambda: lock.symlink_to(precious), "pipe": lambda: os.mkfifo(lock), "folder": lock.mkdir}[kind]()
+
+    with pytest.raises(OutputError, match="lock"):
+        RunFolder(tmp_path / "out").open("a", {})
+
+    assert precious.read_text() == "precious"
+
+
+def test_nothing_is_written_through_a_link_that_leads_out(tmp_path):
+    folder = RunFolder(tmp_path / "out")
+    folder.open("a", {})
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "out" / "heads").symlink_to(elsewhere)
+
+    with folder, pytest.raises(OutputError, match="leads out"):
+        folder.write_atomic("heads/a.json", "{}")
+
+    assert not list(elsewhere.iterdir())

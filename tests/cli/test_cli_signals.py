@@ -212,3 +212,18 @@ def test_a_failure_after_a_lost_interrupt_is_told_as_the_interrupt(
 
     assert command.main(["list"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_signal_that_the_process_was_started_to_ignore_is_ignored() -> None:
+    """So a shell starts jobs in the background, which Ctrl-C must not end."""
+    code, out, _ = ended("""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.answer_at_once()
+        signals.answer_by_exception()
+        with signals.nothing_begun():
+            struck()
+        struck()
+        print("went on")
+    """)
+
+    assert (code, out.split()) == (0, ["went", "on"])
