@@ -15,7 +15,9 @@ from .output import is_main_process, say
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-_PAUSE = 3.0  # seconds between plain lines
+_PAUSE = 30.0  # seconds after which a plain line comes though little was done
+_ADVANCE = 10  # per cent after which one comes earlier
+_LONGEST = 24 * 3600.0  # seconds beyond which nobody can say when it ends
 _REDRAW = 0.1  # seconds between updates of the live line
 _BYTES_FROM = 100_000  # totals above this count bytes: no run has so many blocks, batches or tensors
 
@@ -33,7 +35,8 @@ def progress_to_stderr(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 class PlainProgress:
-    """A line when a stage begins, at most one every few seconds, and one when it ends."""
+    """A line when a stage begins, one for every tenth of it or half a minute in which something was done,
+    and one when it ends."""
 
     def __init__(
         self, print_line: Callable[[str], None] = say, clock: Callable[[], float] = time.monotonic
@@ -43,15 +46,19 @@ class PlainProgress:
         self._began = self._told = 0.0
         self._first = 0
         self._ended = False
+        self._share, self._amount = 0.0, ""  # of the line before
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        now = self._clock()
+        now, share, told = self._clock(), 100 * done / total if total else 0.0, amount(done, total)
         if stage != self._stage:
             self._stage, self._began, self._first, self._ended = stage, now, done, False
-        elif self._ended or (now - self._told < _PAUSE and done < total):
+        elif self._ended or (done < total and not self._is_news(now, share, told)):
             return
-        self._told, self._ended = now, done >= total
+        self._told, self._ended, self._share, self._amount = now, done >= total, share, told
         self._print(line(stage, done, total, advanced=done - self._first, seconds=now - self._began))
+
+    def _is_news(self, now: float, share: float, told: str) -> bool:
+        return told != self._amount and (share - self._share >= _ADVANCE or now - self._told >= _PAUSE)
 
 
 def line(stage: str, done: int, total: int, *, advanced: int, seconds: float) -> str:
@@ -62,8 +69,8 @@ def line(stage: str, done: int, total: int, *, advanced: int, seconds: float) ->
         parts.append(f"{rate(advanced / seconds, total)}")
         if done >= total:
             parts.append(f"done in {duration(seconds)}")
-        else:
-            parts.append(f"{duration((total - done) * seconds / advanced)} left")
+        elif (left := (total - done) * seconds / advanced) <= _LONGEST:
+            parts.append(f"{duration(left)} left")
     return "  ".join(parts)
 
 

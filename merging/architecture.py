@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from merging.backbones.open_clip import OPEN_CLIP, OpenClipConfig
+from merging.checkpoints.config_bounds import refuse_unbounded
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_clip_config
 from merging.components import backbones
@@ -51,7 +52,11 @@ def _kind(folder: Path) -> str | None:
 
 def _model_config(folder: Path) -> Any:
     found = open_clip_config(folder)
-    return partial(transformers_config, folder) if found is None else OpenClipConfig(**found)
+    if found is None:
+        return partial(transformers_config, folder)
+    place = folder if folder.is_dir() else folder.parent
+    refuse_unbounded(place / "open_clip_config.json", found, folder)
+    return OpenClipConfig(**found)
 
 
 def ties_head(folder: Path) -> bool:
@@ -69,6 +74,7 @@ def transformers_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     place = folder if folder.is_dir() else folder.parent
+    refuse_unbounded(place / "config.json", read_config(folder) or {}, folder)
     remedy = "Tensor-wise rules need no config; others need one that this transformers release knows."
     with reading_with(SpecError, f"the config of {place} cannot be used", remedy=remedy):
         return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from merging.checkpoints.run_folder import RunFolder
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.method import Progress, silent
@@ -51,6 +52,7 @@ def check(
             return None
 
     tried(lambda: choose_device(device))
+    usable = out is not None and tried(lambda: _usable(out)) is True
     findings: list[Finding] = []
     opened = tried(pipeline.resolve)
     if opened is not None:
@@ -63,7 +65,7 @@ def check(
             findings += overlap_findings(tasks)
             if tried(pipeline.choice) is not None:
                 findings += _findings_of_steps(pipeline)
-        if out is not None:
+        if out is not None and usable:
             findings += _disk(pipeline, out)
     if (error := _answer(errors, findings, allow)) is not None:
         raise error from (errors[0] if errors else None)
@@ -122,6 +124,11 @@ def _findings_of_steps(pipeline: Pipeline) -> list[Finding]:
     if steps.walk is not None and any(issubclass(method, LayerRule) for method in methods):
         found += token_findings(steps.walk)
     return found
+
+
+def _usable(out: Path) -> bool:
+    RunFolder(out).check()
+    return True
 
 
 def _disk(pipeline: Pipeline, out: Path) -> list[Finding]:

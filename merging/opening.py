@@ -24,7 +24,7 @@ from merging.checkpoints.outline import Outline
 from merging.checkpoints.parts import as_seen
 from merging.checkpoints.prepared import PreparedFolder
 from merging.checkpoints.quantised import QUANTISED_KEYS
-from merging.checkpoints.side_files import side_files
+from merging.checkpoints.side_files import refuse_unfit_side_files, side_files
 from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource, FilledSource
 from merging.checkpoints.vocabulary_rows import vocabulary_axes
@@ -119,6 +119,7 @@ def open_models(spec: PipelineSpec) -> Opened:
 
 def _compared(spec: PipelineSpec) -> Opened:
     base_at, base = _opened(spec.base.model, spec.base.revision, "base")
+    _refuse_unfit_side_files(spec, base_at.path)
     backbone = select_backbone(base_at.path, spec.backbone)
     model = backbone.skeleton() if backbone is not None else None
     base = unwrapped(base, model)
@@ -264,6 +265,7 @@ class _Plain:
         found = None if self._key is None else recall(self._key)
         if found is None:
             return None
+        _refuse_unfit_side_files(self._spec, self._base_at.path)
         spec, inputs = (
             self._spec,
             {"base": _input(self._spec.base.model, self._base_at, self._base, copied=True)},
@@ -299,6 +301,12 @@ class _Plain:
         heads = {task: tuple(tensors) for task, tensors in opened.heads.items()}
         kept = tuple(sorted(opened.models.kept))
         remember(self._key, Findings(kept, heads, opened.notes, opened.placements, opened.known))
+
+
+def _refuse_unfit_side_files(spec: PipelineSpec, folder: Path) -> None:
+    """Before anything reads them, and before an output folder is made; an adapter gets none of them."""
+    if spec.output.form != "lora" and folder.is_dir():
+        refuse_unfit_side_files(folder)
 
 
 def _refuse_layers(spec: PipelineSpec, models: Models) -> None:

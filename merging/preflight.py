@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from merging.backbones.open_clip import filled as open_clip_filled
+from merging.checkpoints.config_bounds import refuse_unbounded
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_clip_config
 from merging.checkpoints.source import CheckpointSource
@@ -182,6 +183,7 @@ def _filled(folder: Path) -> Mapping[str, Any]:
     place = folder if folder.is_dir() else folder.parent
     try:
         with reading_with(CheckpointError, f"the config of {place} cannot be used"):
+            refuse_unbounded(place / "config.json", raw, folder)
             filled = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
             return filled.to_dict()
     except CheckpointError:  # told by who needs it; what it says can be compared as it stands

@@ -89,6 +89,8 @@ class _TaskOpening:
         try:
             return action(*arguments)
         except MergingError as error:
+            if any(known.what == error.message for known in self.problems):
+                return None  # one file that all sources go by, told at the first of them
             self.problems += [Problem(where, error.message, error.remedy), *error.problems]
             return None
 

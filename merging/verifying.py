@@ -12,6 +12,7 @@ from merging.checkpoints.hashing import hashes
 from merging.checkpoints.manifest import MANIFEST
 from merging.errors import CheckpointError
 from merging.report.entry import Entry
+from merging.spec.wording import shortened
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLACES = ("merged", "calibrated", ".merging")  # in the folder of a run, where manifests lie
@@ -66,10 +67,22 @@ def verify(folder: Path | str) -> Verified:
     groups: list[_Group] = []
     for manifest in _manifests(folder):
         groups += (group for group in _groups(manifest) if group not in groups)
-    present = {path for group in groups for path, _ in group.files.values() if path.is_file()}
+    present = {path for group in groups for path, _ in group.files.values() if _is_file(path, folder)}
     digests = _hashed(sorted(present))
     found = tuple(_verified(group, digests) for group in groups)
     return Verified(folder=str(folder), unchanged=not any(group.differing for group in found), groups=found)
+
+
+def _is_file(path: Path, folder: Path) -> bool:
+    """Raises CheckpointError for a path that no run can have recorded."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(
+            f"a manifest of {folder} names a file that cannot be looked at: {shortened(str(path))}: {reason}",
+            remedy="It was changed by hand, or by another version: make the checkpoint again.",
+        ) from error
 
 
 def _hashed(paths: list[Path]) -> dict[str, str]:

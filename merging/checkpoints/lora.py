@@ -23,6 +23,7 @@ from merging.checkpoints.torch_bin import TorchBinSource
 from merging.checkpoints.weight_files import refuse_outside
 from merging.errors import CheckpointError
 from merging.low_rank import LowRank, zero
+from merging.spec.wording import shortened
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
@@ -205,12 +206,15 @@ def _other_base(named: str | None, base: str, folder: Path | None, label: str) -
     """A note where the adapter names another base. Copies of a hub's model keep its last name."""
     if not named or not base or named == base:
         return ""
-    known = Path(named).exists()
+    try:
+        known = Path(named).exists()
+    except (OSError, ValueError):  # longer than a path may be
+        known = False
     if known and folder is not None and Path(named).resolve() == folder.resolve():
         return ""
     if not known and not Path(named).is_absolute() and Path(named).name.lower() == Path(base).name.lower():
         return ""
     return (
-        f'{label} was trained on "{named}" (base_model_name_or_path), the base of this run is "{base}": '
-        "unless these are the same weights, the result is wrong"
+        f'{label} was trained on "{shortened(named)}" (base_model_name_or_path), the base of this run is '
+        f'"{base}": unless these are the same weights, the result is wrong'
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from merging.checkpoints.module_patterns import ModulePatterns
 from merging.errors import CheckpointError, Problem
+from merging.spec.text import json_value
+from merging.spec.wording import shortened
 
 CONFIG = "adapter_config.json"
 FOLD = (
@@ -19,6 +21,7 @@ FOLD = (
     'then save_pretrained), and give the result as "model".'
 )
 
+_AGAIN = "Download or copy it again, or correct it by hand."
 _REFUSED = {
     "target_parameters": "adapts parameters that are not the weight of a layer",
     "trainable_token_indices": "trains single rows of an embedding",
@@ -36,7 +39,7 @@ _REFUSED = {
     "lora_ga_config": "started from a base that was changed",
 }
 _STARTS_FROM_THE_BASE = (True, False, None, "gaussian", "orthogonal", "eva")  # values of init_lora_weights
-_REPEATS = 3  # "*", "+" or "{" in one pattern of module names
+_SHOWN = 10  # problems of one file
 _WITHOUT_EFFECT = {  # on what the adapter's tensors mean
     "auto_mapping",
     "ensure_weight_tying",
@@ -58,6 +61,9 @@ _WITHOUT_EFFECT = {  # on what the adapter's tensors mean
 }
 
 
+Rank = Annotated[int, Field(gt=0, lt=1 << 31)]
+
+
 class LoraConfig(BaseModel):
     """The fields that decide what an adapter's tensors mean, under PEFT's own names."""
 
@@ -65,9 +71,9 @@ class LoraConfig(BaseModel):
 
     peft_type: str = "LORA"
     base_model_name_or_path: str | None = None
-    r: int = Field(default=8, gt=0)
+    r: Rank = 8
     lora_alpha: float = 8
-    rank_pattern: dict[str, int] | None = None
+    rank_pattern: dict[str, Rank] | None = None
     alpha_pattern: dict[str, float] | None = None
     use_rslora: bool = False
     use_dora: bool = False
@@ -78,12 +84,20 @@ class LoraConfig(BaseModel):
 
     def rank(self, module: str) -> int:
         """The rank that the config gives to a module, named as in the adapter."""
-        return _by_pattern(self.rank_pattern or {}, module, self.r)
+        return int(self.ranks.value(module, self.r))
 
     def scale(self, module: str) -> float:
         """The factor of B A: alpha / r, rank-stabilised alpha / sqrt(r)."""
-        alpha, rank = _by_pattern(self.alpha_pattern or {}, module, self.lora_alpha), self.rank(module)
+        alpha, rank = float(self.alphas.value(module, self.lora_alpha)), self.rank(module)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    @cached_property
+    def ranks(self) -> ModulePatterns:
+        return ModulePatterns(self.rank_pattern or {}, "rank_pattern")
+
+    @cached_property
+    def alphas(self) -> ModulePatterns:
+        return ModulePatterns(self.alpha_pattern or {}, "alpha_pattern")
 
 
 def read_config(folder: Path, label: str) -> LoraConfig:
@@ -96,9 +110,9 @@ def read_config(folder: Path, label: str) -> LoraConfig:
             remedy='It looks like a full checkpoint: name it under "model".' if full else "",
         )
     try:
-        found = json.loads(file.read_bytes())
+        found = json_value(file.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+        raise CheckpointError(f"{file} is not valid JSON: {error}", remedy=_AGAIN) from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} holds a {type(found).__name__}, expected an object")
     return checked(found, label, file)
@@ -117,26 +131,22 @@ def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> 
         raise CheckpointError(f"{label} is more than a plain LoRA", problems=problems, remedy=FOLD)
     try:
         config = LoraConfig.model_validate({key: value for key, value in found.items() if value is not None})
-        for pattern in (*(config.rank_pattern or {}), *(config.alpha_pattern or {})):
-            re.compile(pattern)
-            _refuse_endless(pattern, file)
     except ValidationError as error:
-        what = [Problem(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
-        raise CheckpointError(f"{file} is damaged", problems=what) from error
-    except re.error as error:
-        raise CheckpointError(f"{file} is damaged: a pattern cannot be read: {error}") from error
+        what = [
+            Problem(shortened(".".join(map(str, one["loc"]))), _wrong(one)) for one in error.errors()[:_SHOWN]
+        ]
+        raise CheckpointError(f"{file} is damaged", problems=what, remedy=_AGAIN) from error
+    try:
+        _ = config.ranks, config.alphas
+    except CheckpointError as error:
+        raise CheckpointError(f"{file} is damaged or unsafe: {error.message}", remedy=error.remedy) from error
     return config
 
 
-def _refuse_endless(pattern: str, file: Path | str) -> None:
-    """Raises CheckpointError for a pattern that can be matched in so many ways that matching may not end."""
-    plain = re.sub(r"\\.|\[[^\]]*\]", "x", pattern)
-    if re.search(r"\)[*+{]", plain) or len(re.findall(r"[*+{]", plain)) > _REPEATS:
-        raise CheckpointError(
-            f'{file} is unsafe: its pattern "{pattern[:80]}" repeats a group, or has more than {_REPEATS} '
-            "repetitions: matching it may take for ever",
-            remedy="Name the modules in full instead, as they are named in the adapter's tensors.",
-        )
+def _wrong(one: Mapping[str, Any]) -> str:
+    found = one["input"]
+    said = "a number of very many digits" if type(found) is int and abs(found) > 1 << 64 else repr(found)
+    return f"{one['msg']}, found {shortened(said)}"
 
 
 def _unreadable(found: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -151,11 +161,3 @@ def _unreadable(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = {*_REFUSED, *_WITHOUT_EFFECT, *LoraConfig.model_fields}
     unknown = sorted(field for field, value in found.items() if value and field not in known)
     return unreadable + [(field, "is a field that this version does not know") for field in unknown]
-
-
-def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """PEFT's rule: the first pattern that matches the name's end, from a dot on."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default

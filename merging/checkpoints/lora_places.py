@@ -16,6 +16,7 @@ from merging.checkpoints.outline import Kind, Outline
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError, Problem
 
+_SHOWN = 10  # problems of one adapter
 _UNTIE = "Untie the base (tie_word_embeddings: false, both tensors stored)"
 
 
@@ -56,14 +57,20 @@ def placed(
     Raises CheckpointError unless every factor has its place and fits it.
     """
     outside = _Places(base, model, list(keys.whole))
-    whole = {outside.find(name) or name: key for name, key in keys.whole.items()}
+    whole: dict[str, str] = {}
+    problems: list[Problem] = []
+    for place, key in keys.whole.items():
+        found = outside.find(place) or place
+        problems += _taken(tensors.label, key, whole.setdefault(found, key), found)
+    for key, other, place in keys.twins:
+        if tensors.spec(key) != tensors.spec(other) or not tensors.read(key).equal(tensors.read(other)):
+            problems += _taken(tensors.label, key, other, place)
 
     def shape_of(name: str) -> tuple[int, ...]:
         return (tensors.spec(whole[name]) if name in whole else base.spec(name)).shape
 
     places = _Places(base, model, [name for target in keys.targets.values() for name in _candidates(target)])
     changes: dict[str, Change] = {}
-    problems: list[Problem] = []
     notes: list[str] = []
     lost = [target for target in keys.targets.values() if places.weight(target) is None]
     _refuse_lost(lost, keys, base, tensors.label, places)
@@ -75,7 +82,7 @@ def placed(
         except CheckpointError as error:
             problems.append(Problem(f"{tensors.label}: {target.module}", error.message, error.remedy))
             continue
-        changes[name] = change
+        problems += _taken(tensors.label, target.first, changes.setdefault(name, change).first, name)
         if target.bias:
             bias = places.find(f"{target.module}.bias")
             if bias is None:
@@ -85,9 +92,22 @@ def placed(
                 changes[bias] = Change(change.scale, bias=target.bias)
         notes += _notes(target, name, tensors.label, places)
     if problems:
-        raise CheckpointError(f"{tensors.label} does not fit the base", problems=problems)
+        if len(problems) > _SHOWN:
+            problems[_SHOWN:] = [Problem("", f"and {len(problems) - _SHOWN} more")]
+        raise CheckpointError(
+            f"{tensors.label} does not fit the base",
+            problems=problems,
+            remedy="Use the base, the adapter_config.json and the weights of one training together.",
+        )
     _refuse_untied(keys, tensors.label, outside)
     return Placement(changes, whole, tuple(notes))
+
+
+def _taken(label: str, key: str, other: str, name: str) -> list[Problem]:
+    """Two of an adapter's names, an older and a newer one say, for one tensor of the base."""
+    if key == other:
+        return []
+    return [Problem(f"{label}: {key}", f'and "{other}" are both given for "{name}", expected one tensor')]
 
 
 def _candidates(target: Target) -> list[str]:

@@ -18,6 +18,7 @@ Role = Literal["factors", "bias", "whole"]
 def outline_of(folder: Path, stored: Iterable[str]) -> Outline:
     """Of the model class that the base's config names, and these tensors. Raises SpecError without one."""
     from merging.backbones.transformers import AnyTransformers
+    from merging.checkpoints.config_bounds import refuse_unbounded
     from merging.checkpoints.folder import config as read_config
 
     found = read_config(folder)
@@ -29,6 +30,7 @@ def outline_of(folder: Path, stored: Iterable[str]) -> Outline:
     from transformers import AutoConfig
 
     place = folder if folder.is_dir() else folder.parent
+    refuse_unbounded(place / "config.json", found, folder)
     with reading_with(CheckpointError, f"the config of {place} cannot be used"):
         config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     return Outline.of(AnyTransformers(config, folder=folder).skeleton(), stored)

@@ -23,7 +23,7 @@ from merging.checkpoints.outline import Outline
 from merging.checkpoints.publish import Partial
 from merging.checkpoints.rounding import rounded
 from merging.checkpoints.side_files import SideFiles
-from merging.checkpoints.sink import CheckpointSink, nothing_to_check, row_range
+from merging.checkpoints.sink import CheckpointSink, nothing_to_check, refuse_overlap, row_range
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError, OutputError, Problem
 from merging.low_rank import LowRank, norm, shortened, shortened_product
@@ -86,7 +86,12 @@ class LoraSink(CheckpointSink):
         if first == last and spec.elements:
             return
         if name in self._finished:
-            raise CheckpointError(f'rows {first} to {last} of "{name}" are written twice')
+            held = [(0, (spec.shape or (1,))[0])]
+        else:
+            held = [
+                (start, start + (len(part) if part.ndim else 1)) for start, part in self._parts.get(name, ())
+            ]
+        refuse_overlap(name, first, last, held)
         parts = self._parts.setdefault(name, [])
         parts.append((first, tensor.detach().cpu()))
         if sum(len(part) if part.ndim else 1 for _, part in parts) < (spec.shape or (1,))[0]:

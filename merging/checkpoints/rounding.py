@@ -55,7 +55,9 @@ def rounded(tensor: Tensor, dtype: torch.dtype, *, name: str, allow_nonfinite: b
     bad = int(tensor.numel() - torch.isfinite(tensor).sum())
     if bad:
         raise NumericalError(
-            f'"{name}" would be written with {bad} of {tensor.numel()} values that are not finite'
+            f'"{name}" would be written with {bad} of {tensor.numel()} values that are not finite',
+            remedy="The inputs hold NaN, infinity or very large values, or have weights that are too large: "
+            "check the experts' files (with the alpha of an adapter) and the rule's settings.",
         )
     raise NumericalError(
         f'"{name}" has values up to {float(tensor.abs().max()):g}, more than {_short(dtype)} can hold',

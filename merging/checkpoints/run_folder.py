@@ -17,6 +17,7 @@ from merging.checkpoints.differences import differences
 from merging.checkpoints.manifest import listed_files, read_manifest, remove_listed
 from merging.checkpoints.publish import partial_targets, recover
 from merging.errors import OutputError, Problem
+from merging.spec.wording import shortened
 
 _HIDDEN = ".merging"
 CARD = "README.md"  # gets its scores after all else is finished, and people write into it
@@ -79,6 +80,17 @@ class RunFolder:
     def check(self) -> None:
         """Raises OutputError if nothing can be written there; changes nothing."""
         path = self.path
+        try:
+            os.lstat(path / _HIDDEN / "state.json")  # the longest of the names that are sure to be wanted
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            pass  # told below, or to be made
+        except (OSError, ValueError) as error:  # longer than any file system takes, or links in a ring
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise OutputError(
+                f"{shortened(str(path))} cannot be an output folder: {reason}",
+                remedy="Choose another output path: names of up to 200 characters, and links that lead to "
+                "a folder.",
+            ) from error
         if path.exists() and not path.is_dir():
             raise OutputError(f"{path} is a file, expected a folder", remedy="Choose another output path.")
         place = next(part for part in (path, *path.parents) if part.exists())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from merging.checkpoints.weight_files import is_weights
+from merging.checkpoints.weight_files import is_weights, refuse_outside
+from merging.errors import CheckpointError, Problem
 
 _KNOWN = (
     "config.json",
@@ -72,6 +74,30 @@ def side_files(folder: Path) -> SideFiles:
         is_known = not name.endswith(".py") and any(_matches(name, pattern) for pattern in _KNOWN)
         (known if is_known else unknown).append(name)
     return SideFiles(tuple(known), tuple(unknown))
+
+
+def refuse_unfit_side_files(folder: Path) -> None:
+    """Raise CheckpointError for all that a result would be given and that is no readable file of the folder:
+    pipes, which would be waited for without end, links that lead out of it or nowhere."""
+    problems = []
+    for name in side_files(folder).known:
+        file = folder / name
+        try:
+            refuse_outside(folder, file)
+        except CheckpointError as error:
+            problems.append(Problem(name, error.message, error.remedy))
+            continue
+        if not file.is_file():
+            what = "a link that leads nowhere" if file.is_symlink() else "a pipe, a socket or a device"
+            problems.append(
+                Problem(name, f"found {what}, expected a file", "Put the model's own there, or remove it.")
+            )
+        elif not os.access(file, os.R_OK):
+            problems.append(Problem(name, "cannot be read: Permission denied", "Make it readable."))
+    if problems:
+        raise CheckpointError(
+            f"{folder} has files beside its weights that cannot go into a result", problems=problems
+        )
 
 
 def _matches(name: str, pattern: str) -> bool:

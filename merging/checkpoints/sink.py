@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -75,6 +76,15 @@ def row_range(name: str, spec: TensorSpec, tensor: Tensor, rows: slice | None) -
     return first, last
 
 
+def refuse_overlap(name: str, first: int, last: int, written: Iterable[tuple[int, int]]) -> None:
+    """Raises CheckpointError for rows of which one was written before; `written`: first and last plus one."""
+    if any(start < last and first < stop for start, stop in written):
+        raise CheckpointError(
+            f'rows {first} to {last} of "{name}" are written twice',
+            remedy="Whoever writes (a rule, a plug-in, your script) must give each row once.",
+        )
+
+
 class StateDictSink(CheckpointSink):
     """Collects the result in memory: `tensors` after a clean exit."""
 
@@ -83,7 +93,7 @@ class StateDictSink(CheckpointSink):
     ) -> None:
         """`like` gives names, shapes and dtypes; `dtype` overrides that of floating tensors."""
         self._like, self._dtype, self._allow_nonfinite = like, dtype, allow_nonfinite
-        self._rows: dict[str, int] = {}
+        self._rows: dict[str, list[tuple[int, int]]] = {}
         self._tensors: dict[str, Tensor] = {}
 
     @property
@@ -94,18 +104,19 @@ class StateDictSink(CheckpointSink):
         spec = self._like.spec(name)
         dtype = self._dtype if self._dtype is not None and spec.dtype.is_floating_point else spec.dtype
         first, last = row_range(name, spec, tensor, rows)
+        refuse_overlap(name, first, last, self._rows.get(name, ()))
         data = rounded(tensor.detach(), dtype, name=name, allow_nonfinite=self._allow_nonfinite)
         if name not in self._tensors:
             self._tensors[name] = torch.empty(spec.shape, dtype=dtype)
-            self._rows[name] = 0
+            self._rows[name] = []
         (self._tensors[name][first:last] if spec.shape else self._tensors[name]).copy_(data)
-        self._rows[name] += last - first
+        self._rows[name].append((first, last))
 
     def close(self) -> None:
         short = [
             name
             for name in self._like.names()
-            if self._rows.get(name, 0)
+            if sum(last - first for first, last in self._rows.get(name, ()))
             < (self._like.spec(name).shape[0] if self._like.spec(name).shape else 1)
         ]
         if short:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,10 @@ from merging.checkpoints.weight_files import find_pickled
 from merging.errors import CheckpointError, Problem
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # where training loops put the weights
+
+_PICKLES = 5  # that the older format begins with: magic number, version, system, tensors, storages
+_STEPS, _OPEN = 1_000_000, 1000  # of a pickle, which has some 30 for a tensor, and a handful open at a time
+_CLOSING = frozenset(op.name for op in pickletools.opcodes if pickletools.markobject in op.stack_before)
 
 
 class TorchBinSource(CheckpointSource):
@@ -83,11 +89,17 @@ def _refuse_code(file: Path) -> None:
     refuse_pointer(file, start)
     refuse_gguf(file, start)
     if not start.startswith(b"PK"):
+        with file.open("rb") as stream:
+            _refuse_endless(file, stream, _PICKLES)
         return  # the older format: torch's tensors-only reader stops at the first thing that is not one
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError) as error:
+            for name in names:
+                if name == "data.pkl" or name.endswith("/data.pkl"):
+                    with archive.open(name) as pickled:
+                        _refuse_endless(file, pickled, 1)
+    except (zipfile.BadZipFile, OSError, RuntimeError, zlib.error) as error:
         raise _damaged(file, "its archive cannot be read; it may be truncated") from error
     if any(name.endswith("/constants.pkl") for name in names):
         raise _unsafe(file, "a TorchScript program")
@@ -99,6 +111,26 @@ def _refuse_code(file: Path) -> None:
         raise _damaged(file, f"its pickle cannot be taken apart ({type(error).__name__})") from error
     if unsafe:
         raise _unsafe(file, ", ".join(sorted(unsafe)[:3]))
+
+
+def _refuse_endless(file: Path, stream: IO[bytes], count: int) -> None:
+    """Raises CheckpointError for pickles that torch would be busy with for minutes; what is no pickle is left
+    to its reader."""
+    steps = opened = 0
+    try:
+        for _ in range(count):
+            for operation, _, _ in pickletools.genops(stream):
+                steps += 1
+                opened += (operation.name == "MARK") - (operation.name in _CLOSING)
+                if opened > _OPEN or steps > _STEPS:
+                    what = (
+                        f"opens more than {_OPEN} containers and closes none"
+                        if opened > _OPEN
+                        else f"takes more than {_STEPS} steps"
+                    )
+                    raise _damaged(file, f"its pickle {what}, expected some 30 steps for each tensor")
+    except (ValueError, EOFError, UnicodeError, OverflowError, MemoryError, AttributeError):
+        return
 
 
 def _load(file: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -144,7 +144,13 @@ def read_index(path: Path) -> dict[str, str]:
 
 def refuse_outside(folder: Path, file: Path) -> None:
     """Links may lead within the folder or, as in the hub's cache, to a blob of the same repository."""
-    target, home = file.resolve(), folder.resolve()
+    try:
+        target, home = file.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a ring, before Python 3.13
+        raise CheckpointError(
+            f"{file} is a link that leads to no file: it comes back to itself",
+            remedy="Put the file itself there, or remove the link.",
+        ) from error
     if target.is_relative_to(home):
         return
     for parent in (home, *home.parents):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from merging.checkpoints.layout import Layout
 from merging.checkpoints.rounding import rounded
-from merging.checkpoints.sink import CheckpointSink, row_range
+from merging.checkpoints.sink import CheckpointSink, refuse_overlap, row_range
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError
 
@@ -93,8 +93,7 @@ class WeightWriter:
             return
         with self._lock:
             written = self._written[name]
-            if any(start < last and first < stop for start, stop in written):
-                raise CheckpointError(f'rows {first} to {last} of "{name}" are written twice')
+            refuse_overlap(name, first, last, written)
             insort(written, (first, last))
             joined = [written[0]]
             for start, stop in written[1:]:

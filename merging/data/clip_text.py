@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from merging.backbones.open_clip import OpenClip, OpenClipConfig
+from merging.checkpoints.config_bounds import refuse_unbounded
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_checkpoint, open_clip_config
 from merging.data.tokenizer import has_tokenizer
@@ -39,6 +40,7 @@ def text_tower(folder: Path, where: str) -> TextTower:
     """Raises DataError for a folder that is no whole CLIP with a tokenizer."""
     found = open_clip_config(folder)
     if found is not None:
+        refuse_unbounded(folder / "open_clip_config.json", found, folder)
         return _OpenClipText(folder, OpenClipConfig(**found), where)
     if (read_config(folder) or {}).get("model_type") == "clip":
         return _TransformersText(folder, where)
@@ -58,6 +60,7 @@ class _TransformersText(TextTower):
                 remedy="Copy tokenizer.json or vocab.json and merges.txt from where it comes from.",
             )
         self._folder = folder
+        refuse_unbounded(folder / "config.json", read_config(folder) or {}, folder)
         with reading_with(DataError, f"{where}: the CLIP in {folder} cannot be used"):
             whole: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -26,6 +26,9 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 CACHE_BYTES = 512 * 2**20
 """Processed pixels of one split are kept in memory up to this size; beyond it each batch is decoded anew."""
 
+_SCALING = ("image_mean", "image_std", "rescale_factor")  # by which pixels are divided and shifted
+_SOUND = "Copy the file from the model that the base was made from."
+
 
 class Listing(NamedTuple):
     """Names of the classes, none where they are not known; pictures of each, paths or things that have
@@ -95,8 +98,10 @@ class ImageExamples(Examples):
         # One at a time, so that an image's pixels do not depend on its neighbours in the batch.
         image = decoded(file) if isinstance(file, Path) else file.decoded()
         with reading_with(DataError, "the base's image processor (preprocessor_config.json) fails on it"):
-            pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0]
-            return pixels.float()
+            pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0].float()
+        if not bool(torch.isfinite(pixels).all()):
+            raise DataError("the base's image processor makes NaN or infinity of it")
+        return pixels
 
     def _scan(self) -> tuple[str, ...]:
         """One hash per image; keeps the pixels if small. Raises DataError naming each damaged file."""
@@ -129,11 +134,14 @@ class ImageExamples(Examples):
 
 
 def image_processor(folder: Path, where: str) -> Any:
-    """The processor that lies beside the base's weights. Raises DataError if there is none."""
+    """The processor that lies beside the base's weights, tried on a picture. Raises DataError if there is
+    none that works."""
     from transformers import AutoImageProcessor
 
     if (found := open_clip_config(Path(folder))) is not None:
-        return _OpenClipProcessor(found)
+        with reading_with(DataError, f"{Path(folder) / 'open_clip_config.json'} makes no image processor"):
+            own = _OpenClipProcessor(found)
+        return _tried(own, Path(folder) / "open_clip_config.json")
     if (
         not (Path(folder) / "preprocessor_config.json").is_file()
         and not (Path(folder) / "processor_config.json").is_file()
@@ -142,8 +150,29 @@ def image_processor(folder: Path, where: str) -> Any:
             f"{where}: the base {folder} has no image processor (preprocessor_config.json)",
             remedy='Copy it from the model the base was made from, or give inputs as {"type": "tensors"}.',
         )
-    with reading_with(DataError, f"{where}: the base's image processor in {folder} cannot be used"):
-        return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    files = [Path(folder) / name for name in ("preprocessor_config.json", "processor_config.json")]
+    file = next(file for file in files if file.is_file())
+    # Not where it is wanted: it is one file for all tasks, and is told once.
+    with reading_with(DataError, f"the base's image processor {file} cannot be used", remedy=_SOUND):
+        made = AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    return _tried(made, file)
+
+
+def _tried(processor: Any, file: Path) -> Any:
+    """The processor, if it makes finite pixels of a plain picture."""
+    plain = Image.new("RGB", (320, 256), (127, 90, 200))
+    with reading_with(DataError, f"the base's image processor {file} fails on every picture", remedy=_SOUND):
+        pixels = torch.as_tensor(processor(images=plain, return_tensors="pt")["pixel_values"][0]).float()
+    if not bool(torch.isfinite(pixels).all()):
+        asked = {key: value for key in _SCALING if (value := getattr(processor, key, None)) is not None}
+        said = f" with {', '.join(f'{key} {value}' for key, value in asked.items())}" if asked else ""
+        bad = int((~torch.isfinite(pixels)).sum())
+        raise DataError(
+            f"the base's image processor {file}{said} makes {bad} of {pixels.numel()} pixels of a picture "
+            "NaN or infinite, expected finite numbers",
+            remedy=_SOUND,
+        )
+    return processor
 
 
 class _OpenClipProcessor:

@@ -13,7 +13,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from merging.errors import Problem
 from merging.registry import did_you_mean
 from merging.spec.unknown_keys import Places, UnknownKey
-from merging.spec.wording import described, join
+from merging.spec.wording import described, join, shortened
+
+_LONGEST_PATH = 200  # characters of a JSON path in a message
 
 _EXPECTED = {
     "float_type": "a number",
@@ -56,8 +58,14 @@ class Findings:
         self._found.append(Problem(where, what, remedy))
 
     def problems(self) -> tuple[Problem, ...]:
-        return tuple(
+        problems = (
             self._places.explain(found) if isinstance(found, UnknownKey) else found for found in self._found
+        )
+        return tuple(
+            problem._replace(where=shortened(problem.where, _LONGEST_PATH))
+            if len(problem.where) > _LONGEST_PATH
+            else problem
+            for problem in problems
         )
 
     def keys(self, where: str, model: type[BaseModel], *others: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from merging.errors import Problem, SpecError
 from merging.spec.text import json_value, plain
-from merging.spec.wording import described, join
+from merging.spec.wording import described, join, shortened
 
 _STEP = r"""(?:"[^"]*"|'[^']*'|[^."'=]+)"""
 _ASSIGNMENT = re.compile(rf"({_STEP}(?:\.{_STEP})*)=(.*)", re.DOTALL)
@@ -23,7 +23,7 @@ def overridden(raw: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
             steps, value = parse_set(text)
             put_(raw, steps, value)
         except ValueError as error:
-            problems.append(Problem(f"--set {text}", str(error)))
+            problems.append(Problem(f"--set {shortened(text)}", str(error)))
     if problems:
         raise SpecError("what --set asks for cannot be set", problems=problems)
     return plain(raw, "--set") if sets else raw
@@ -36,7 +36,7 @@ def parse_set(text: str) -> tuple[list[str], Any]:
         raise ValueError("expected PATH=VALUE, such as merge.scale=0.4")
     steps = [step.strip("\"'") for step in re.findall(_STEP, match[1])]
     try:
-        return steps, json_value(match[2])
+        return steps, json_value(match[2], for_plain=True)
     except (ValueError, RecursionError):
         return steps, match[2]
 
@@ -59,9 +59,10 @@ def put_(raw: dict[str, Any], steps: Sequence[str], value: object) -> None:
 
 
 def _position(target: list[Any], step: str, steps: Sequence[str]) -> int:
-    if not step.isdecimal() or int(step) >= len(target):
+    if not re.fullmatch(r"[0-9]{1,9}", step) or int(step) >= len(target):
         valid = f"0 to {len(target) - 1}" if target else "none, it is empty"
-        raise ValueError(f'"{join("", *steps)}" is a list; "{step}" is not a position in it ({valid})')
+        place, asked = shortened(join("", *steps)), shortened(step)
+        raise ValueError(f'"{place}" is a list; "{asked}" is not a position in it ({valid})')
     return int(step)
 
 
@@ -75,4 +76,4 @@ def _opened(value: object, steps: Sequence[str]) -> Any:
         return {"model": value}
     if isinstance(value, str) and steps[0] in ("merge", "backbone", "calibrate"):
         return {"type": value}
-    raise ValueError(f'"{join("", *steps)}" is {described(value)}, nothing can be set inside it')
+    raise ValueError(f'"{shortened(join("", *steps))}" is {described(value)}, nothing can be set inside it')

@@ -55,7 +55,7 @@ def dtype_name(text: str) -> str:
 def device_name(text: str) -> str:
     """`auto`, or a torch device such as `cuda:1`."""
     kind, colon, index = text.partition(":")
-    if kind not in _DEVICES or (colon and not index.isdecimal()):
+    if kind not in _DEVICES or (colon and not (index.isascii() and index.isdecimal())):
         refuse(f'"{text}" is not a device', did_you_mean(kind, _DEVICES))
     return text
 
@@ -66,15 +66,22 @@ def size_in_bytes(value: object) -> object:
         return None
     expected = 'expected bytes, or a size such as "5GB", "500MB" or "2GiB"'
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", value)
+        match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)\s*", value)
         if match is None or match[2].upper() not in _UNITS:
             refuse(f"found {described(value)}, {expected}")
         value = float(match[1]) * _UNITS[match[2].upper()]
     if isinstance(value, bool) or not isinstance(value, int | float):
         refuse(f"found {described(value)}, {expected}")
-    if not 1 <= value < 2**63:
-        refuse(f"found {value:g} bytes, expected at least one byte")
+    if value < 1:
+        refuse(f"{_bytes(value)}, expected at least one byte")
+    if value >= 2**63:
+        refuse(f"{_bytes(value)}, expected less than 2^63 (9.2 million TB)", 'Like "16GB" or "500MB".')
     return int(value)
+
+
+def _bytes(value: int | float) -> str:
+    """A number as it was given, be it whole and of thousands of digits."""
+    return f"found {value:g} bytes" if abs(value) < 1e300 else "found a number of bytes beyond all measure"
 
 
 class ModelRef(Settings):

@@ -11,6 +11,7 @@ from merging.layer_settings import changed
 from merging.registry import did_you_mean
 from merging.spec.component import Component, find_class
 from merging.spec.findings import Findings
+from merging.spec.paths import exists
 from merging.spec.pipeline_spec import ExpertRef, ModelRef, OutputSpec
 from merging.spec.wording import join, shortened
 
@@ -178,5 +179,5 @@ def _check_output(
     for label, ref in inputs.items():
         if ref.is_local and output.path.is_relative_to(Path(ref.model)):
             findings.add("output.path", f"is the folder of {label}, or inside it", "Choose another folder.")
-    if output.path.is_file():
+    if exists(output.path) and output.path.is_file():
         findings.add("output.path", f'"{shortened(str(output.path))}" is a file, expected a folder')

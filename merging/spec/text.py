@@ -19,6 +19,7 @@ from merging.spec.wording import described, join, shortened
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 40
 MAX_VALUES = 100_000
+_MOST_DIGITS = 1000
 
 
 def read_text(path: Path) -> str:
@@ -109,6 +110,11 @@ def plain(value: Mapping[Any, Any], label: str) -> dict[str, Any]:
             return str(value)
         if isinstance(value, float) and not math.isfinite(value):
             raise SpecError(f"{label}: {where}: found {value}, expected a finite number")
+        if isinstance(value, _LongNumber):
+            raise SpecError(
+                f"{label}: {where or 'top level'}: found a number of {value.digits} digits, expected one of "
+                f"at most {_MOST_DIGITS}"
+            )
         if not _is_plain(value):
             raise SpecError(f"{label}: {where}: found a {type(value).__name__}, expected a JSON value")
         return value
@@ -125,14 +131,32 @@ def _check_characters(text: str, where: str, label: str) -> None:
         raise SpecError(f'{label}: {where or "top level"}: "{shortened(text)}" is not proper text')
 
 
-def json_value(text: str) -> Any:
-    """A JSON value. Raises ValueError for bad syntax, keys given twice, NaN and infinity."""
-    return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+def json_value(text: str, *, for_plain: bool = False) -> Any:
+    """A JSON value. Raises ValueError for bad syntax, keys given twice, NaN and infinity. `for_plain`:
+    numbers that are too long are left to `plain`, which knows their place."""
+    return json.loads(
+        text,
+        object_pairs_hook=_without_duplicates,
+        parse_constant=_refuse_constant,
+        parse_int=_whole if for_plain else int,
+    )
+
+
+class _LongNumber:
+    """Stands for a number that has too many digits, until it is known where it stands."""
+
+    def __init__(self, digits: int) -> None:
+        self.digits = digits
+
+
+def _whole(text: str) -> int | _LongNumber:
+    digits = len(text.lstrip("-"))
+    return int(text) if digits <= _MOST_DIGITS else _LongNumber(digits)
 
 
 def _loaded_json(text: str, label: str) -> Any:
     try:
-        return json_value(text)
+        return json_value(text, for_plain=True)
     except json.JSONDecodeError as error:
         what = error.msg[0].lower() + error.msg[1:]
         before = text[: error.pos].rstrip()
@@ -172,12 +196,17 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        digits = sum(character.isalnum() for character in node.value)
+        return super().construct_yaml_int(node) if digits <= _MOST_DIGITS else _LongNumber(digits)
+
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
     list("-+0123456789."),
 )
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", lambda loader, node: str(node.value))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,3 +185,38 @@ def test_sparse_tensors_are_refused(tmp_path):
     torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match='"w" is sparse_coo'):
         TorchBinSource(tmp_path / "x.pt")
+
+
+def _archived(path: Path, pickled: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+
+
+@pytest.mark.parametrize(
+    ("pickled", "said"),
+    [
+        (b"\x80\x04" + b"(" * 2_000_000, "opens more than 1000 containers"),
+        (b"\x80\x02" + b"N0" * 600_000 + b"N.", "takes more than 1000000 steps"),
+    ],
+    ids=["marks", "steps"],
+)
+@pytest.mark.parametrize("archived", [False, True], ids=["older", "archive"])
+def test_a_pickle_without_end_is_damaged_at_once(
+    tmp_path: Path, pickled: bytes, said: str, archived: bool
+) -> None:
+    file = tmp_path / "pytorch_model.bin"
+    if archived:
+        _archived(file, pickled)
+    else:
+        file.write_bytes(pickled)
+
+    with pytest.raises(CheckpointError, match=f"{file} is damaged: its pickle {said}"):
+        TorchBinSource(tmp_path)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_as_many_tensors_as_models_have_are_read(tmp_path: Path, newer: bool) -> None:
+    tensors = {f"layer.{number}.weight": torch.zeros(1) for number in range(1500)}
+    torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=newer)
+
+    assert len(TorchBinSource(tmp_path).names()) == 1500

@@ -6,20 +6,52 @@ from merging_cli.progress import PlainProgress, duration, line, size
 from merging_cli.render import render_plan, table
 
 
-def test_lines_come_at_the_start_at_most_every_few_seconds_and_at_the_end():
+def _told(seconds_each: float, total: int = 100, repeated: int = 1) -> list[str]:
     lines: list[str] = []
     now = [0.0]
     progress = PlainProgress(lines.append, lambda: now[0])
+    for done in range(total + 1):
+        for _ in range(repeated):
+            progress("merge", done, total)
+            now[0] += seconds_each
+    return lines
 
-    for done in range(101):
-        progress("merge", done, 100)
-        now[0] += 0.1
-    progress("merge", 100, 100)
 
-    assert len(lines) == 5
+def test_lines_come_at_the_start_for_every_tenth_and_at_the_end():
+    lines = _told(0.1)
+
+    assert len(lines) == 11
     assert "0 of 100" in lines[0]
-    assert "31 of 100" in lines[2] or "30 of 100" in lines[1]
+    assert "10 of 100" in lines[1]
     assert "done in 10 s" in lines[-1]
+
+
+def test_slow_work_is_told_after_half_a_minute_of_it():
+    lines = _told(20.0, total=1000)[:4]
+
+    assert [text.split("  ")[-3].strip() for text in lines[1:]] == ["2 of 1000", "4 of 1000", "6 of 1000"]
+
+
+def test_the_same_is_not_told_again():
+    lines = _told(40.0, total=2, repeated=50)
+
+    assert len(lines) == 3
+
+
+def test_a_stage_that_is_whole_from_the_start_and_one_of_nothing_end_once():
+    lines: list[str] = []
+    progress = PlainProgress(lines.append, lambda: 0.0)
+
+    for stage, total in (("merge", 0), ("write", 5)):
+        progress(stage, total, total)
+        progress(stage, total, total)
+
+    assert len(lines) == 2
+
+
+def test_no_end_is_foretold_beyond_a_day():
+    assert "left" not in line("train", 1, 10**5, advanced=1, seconds=1000)
+    assert "left" in line("train", 50, 100, advanced=50, seconds=1000)
 
 
 def test_each_stage_begins_anew():
