@@ -83,7 +83,7 @@ def architecture(spec: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_on_every_backbone(suite: dict[str, Any], rule: str, tmp_path: Path) -> None:
-    spec = {**suite, "merge": {"type": rule, **QUICK.get(rule, {})}}
+    spec = {**suite, "merge": {"type": rule, **QUICK.get(rule, {})}, "allow": ["overlap"]}
 
     report = Pipeline.from_spec(spec).run(tmp_path / "out")
 
@@ -94,7 +94,7 @@ def test_every_rule_on_every_backbone(suite: dict[str, Any], rule: str, tmp_path
 @pytest.mark.parametrize("calibrator", CALIBRATORS)
 def test_every_calibrator_on_every_backbone(suite: dict[str, Any], calibrator: str, tmp_path: Path) -> None:
     asked = {"type": calibrator, **QUICK.get(calibrator, {})}
-    spec = {**suite, "merge": {"type": "average"}, "calibrate": asked}
+    spec = {**suite, "merge": {"type": "average"}, "calibrate": asked, "allow": ["overlap"]}
 
     report = Pipeline.from_spec(spec).run(tmp_path / "out")
 

@@ -26,7 +26,7 @@ from merging.errors import CheckpointError, OutputError
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 """How files end that hold weights."""
 
-_BLOCK = 1 << 22  # bytes read at a time; of whole entries, whatever their width
+_BLOCK = 1 << 20  # bytes read at a time; of whole entries, whatever their width
 _KEPT = 20_000  # files, the latest
 _PATTERNS = {  # width of an entry, and the bits that are all ones where it is infinite or no number
     torch.float8_e5m2: (1, 0x7C),
