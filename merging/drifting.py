@@ -55,15 +55,18 @@ def drift_of_run(
     found = measured.drift_report()
     _put_into_report(folder, found)
     if "calibrated" in results:
-        tell_harm_(results["calibrated"], found)
+        tell_harm_(results["calibrated"], found, scratch=folder.state)
     return found
 
 
-def tell_harm_(checkpoint: Path, drift: DriftReport) -> None:
-    """Let the model card of a calibrated checkpoint say what calibrating harmed, if anything."""
+def tell_harm_(checkpoint: Path, drift: DriftReport, *, scratch: Path) -> None:
+    """Let the model card of a calibrated checkpoint say what calibrating harmed, if anything.
+
+    `scratch`: as in `amend_`."""
     card = checkpoint / "README.md"
     if card.is_file():
-        amend_(checkpoint, card.name, with_harm(card.read_text(encoding="utf-8"), harm_finding(drift)))
+        told = with_harm(card.read_text(encoding="utf-8"), harm_finding(drift))
+        amend_(checkpoint, card.name, told, scratch=scratch)
 
 
 def _put_into_report(folder: RunFolder, drift: DriftReport) -> None:
@@ -74,7 +77,7 @@ def _put_into_report(folder: RunFolder, drift: DriftReport) -> None:
         warnings.append(now)
     changed = report.model_copy(update={"drift": drift, "warnings": tuple(warnings)})
     text = changed.model_dump_json(indent=2) + "\n"
-    amend_(folder.path, "report.json", text, manifest=folder.state)
+    amend_(folder.path, "report.json", text, scratch=folder.state, manifest=folder.state)
 
 
 def _adapt(spec: PipelineSpec, folder: RunFolder, device: str) -> Adapt:

@@ -115,9 +115,9 @@ class Run:
             remarks=self.remarks,
         )
         if "calibrated" in results:
-            tell_harm_(results["calibrated"], report.drift)
+            tell_harm_(results["calibrated"], report.drift, scratch=self.folder.state)
         for checkpoint in results.values():
-            tell_scores_(checkpoint, report)
+            tell_scores_(checkpoint, report, scratch=self.folder.state)
         self.folder.write_atomic("report.json", report.model_dump_json(indent=2) + "\n")
         self._list_files(facts)
         write_atomic(self.folder.state / "report-of", facts)

@@ -10,12 +10,13 @@ from merging.checkpoints.atomic import write_atomic
 from merging.checkpoints.manifest import MANIFEST, listing, read_manifest
 
 
-def amend_(folder: Path, name: str, text: str, *, manifest: Path | None = None) -> None:
-    """`manifest`: the folder that it lies in, if not this one. After a kill between the two writes the file
-    no longer matches its manifest; to amend it again mends that."""
+def amend_(folder: Path, name: str, text: str, *, scratch: Path, manifest: Path | None = None) -> None:
+    """`scratch`: as in `write_atomic`. `manifest`: the folder that it lies in, if not this one.
+
+    After a kill between the two writes the file is unlike its manifest: amend it again."""
     file, about = folder / name, read_manifest(manifest or folder)
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
-        write_atomic(file, text)
+        write_atomic(file, text, scratch=scratch)
     if about is None:
         return
     now = listing(folder, [file])
@@ -23,4 +24,4 @@ def amend_(folder: Path, name: str, text: str, *, manifest: Path | None = None) 
     if all(about[key] == entries for key, entries in changed.items()):
         return
     text = json.dumps({**about, **changed}, indent=2, ensure_ascii=False) + "\n"
-    write_atomic((manifest or folder) / MANIFEST, text)
+    write_atomic((manifest or folder) / MANIFEST, text, scratch=scratch)

@@ -10,7 +10,9 @@ from merging.errors import OutputError
 
 
 def write_atomic(path: Path, text: str, *, scratch: Path | None = None) -> None:
-    """Write to a temporary file in `scratch` (else beside it), wait until that is on the disk, rename."""
+    """Write to a temporary file in `scratch` (else beside it), wait until that is on the disk, rename.
+
+    A killed process leaves the temporary file: in a folder of results, `scratch` is one that is tidied up."""
     temporary = (scratch or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("x", encoding="utf-8") as file:
@@ -18,8 +20,10 @@ def write_atomic(path: Path, text: str, *, scratch: Path | None = None) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
     sync(path.parent)
 

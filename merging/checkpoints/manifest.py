@@ -49,13 +49,15 @@ def read_manifest(folder: Path) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def remove_listed(folder: Path) -> None:
-    """Delete what the folder's manifest lists; the user's files stay, and a manifest that lists nothing."""
+def remove_listed(folder: Path, scratch: Path) -> None:
+    """Delete what the folder's manifest lists; the user's files stay, and a manifest that lists nothing.
+
+    `scratch`: a folder on the same disk for unfinished files, see `write_atomic`."""
     listed = listed_files(folder)
     if listed is None:
         return
     # Cut short at any moment, nothing of it looks whole: fingerprint and index to shards go first.
-    write_atomic(folder / MANIFEST, json.dumps({"files": listed}) + "\n")
+    write_atomic(folder / MANIFEST, json.dumps({"files": listed}) + "\n", scratch=scratch)
     for name in sorted(listed, key=_turn_to_go):
         (folder / name).unlink(missing_ok=True)
     for parent, _, _ in os.walk(folder, topdown=False):
@@ -65,7 +67,7 @@ def remove_listed(folder: Path) -> None:
         (folder / MANIFEST).unlink()
         folder.rmdir()
     else:
-        write_atomic(folder / MANIFEST, json.dumps({"files": {}}) + "\n")
+        write_atomic(folder / MANIFEST, json.dumps({"files": {}}) + "\n", scratch=scratch)
 
 
 def _turn_to_go(name: str) -> int:

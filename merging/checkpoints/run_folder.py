@@ -243,7 +243,7 @@ class RunFolder:
             if path.is_symlink() or path.is_file():
                 path.unlink()
             elif path.is_dir():
-                remove_listed(path)
+                remove_listed(path, self.state)
             for parent in PurePosixPath(name).parents:
                 folder = self.path / parent
                 if parent.parts and folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):

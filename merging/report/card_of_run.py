@@ -9,8 +9,9 @@ from merging.report.card import with_results
 from merging.report.report import Report
 
 
-def tell_scores_(checkpoint: Path, report: Report) -> None:
-    """Put the scores into README.md, if it is there and anything was scored."""
+def tell_scores_(checkpoint: Path, report: Report, *, scratch: Path) -> None:
+    """Put the scores into README.md, if it is there and anything was scored. `scratch`: as in `amend_`."""
     card = checkpoint / "README.md"
     if card.is_file():
-        amend_(checkpoint, card.name, with_results(card.read_text(encoding="utf-8"), report))
+        told = with_results(card.read_text(encoding="utf-8"), report)
+        amend_(checkpoint, card.name, told, scratch=scratch)

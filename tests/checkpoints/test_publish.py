@@ -108,12 +108,12 @@ def test_the_folder_has_ordinary_permissions(tmp_path):
 def test_what_is_listed_is_removed_and_the_rest_stays_ours_to_fill(tmp_path):
     write(tmp_path / "out", OLD, files={"sub/x.txt": "x"})
     (tmp_path / "out/notes.txt").write_text("mine")
-    remove_listed(tmp_path / "out")
+    remove_listed(tmp_path / "out", tmp_path)
     assert names_in(tmp_path / "out") == {"notes.txt", "manifest.json"}
     write(tmp_path / "out", NEW)
     assert (tmp_path / "out/notes.txt").read_text() == "mine"
     (tmp_path / "out/notes.txt").unlink()
-    remove_listed(tmp_path / "out")
+    remove_listed(tmp_path / "out", tmp_path)
     assert not (tmp_path / "out").exists()
 
 
