@@ -1,4 +1,4 @@
-"""The papers' experiments in small: sample curves, corruption, sweeps, ablation, covariate shift."""
+"""The papers' experiments in small, and what makes a suite hard: distance of the experts, number of tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
-from benchmarks.suites.grid import Records, Suite, measure
+from benchmarks.suites.grid import Entry, Records, Suite, measure
 from benchmarks.suites.rows import ABLATION, Row
 from merging.checkpoints.source import CheckpointSource
 from merging.held_out import HeldOut
@@ -22,6 +22,10 @@ SWEEPS: Mapping[str, Sequence[float]] = {
 }
 """Of FeatCal's settings, each with the others at their defaults."""
 SWEEP_EXAMPLES = 64
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of the way from the base to the expert, at which its twin stands."""
+COUNTS = (2, 4, 8)
 
 PRECISIONS = ("float32", "mixed", "float64")
 
@@ -76,6 +80,26 @@ def precisions(suite: Suite, records: Records) -> None:
         measure(suite, f"precision {name}", (AVERAGE, CHAIN), records, sets=(f"precision={name}",))
 
 
+def distance(suite: Suite, records: Records) -> None:
+    """Merging experts that stopped on their way: nearer to the base and to each other, and less able."""
+    for share in SHARES:
+        table, nearer = f"share {share:g}", suite if share == 1 else suite.nearer(share)
+        _with_experts(nearer, table, records)
+
+
+def tasks(suite: Suite, records: Records) -> None:
+    """Merging the first experts alone."""
+    for count in COUNTS:
+        if count <= len(suite.tasks):
+            _with_experts(suite.first(count), f"tasks {count}", records)
+
+
+def _with_experts(suite: Suite, table: str, records: Records) -> None:
+    if (table, "experts", "none", 0) not in records.entries:
+        records.add(Entry(table, "experts", "none", 0, suite.scores_of_experts()))
+    measure(suite, table, (AVERAGE, CHAIN), records)
+
+
 def ablation(suite: Suite, records: Records) -> None:
     """Chain of Merges, part after part."""
     measure(suite, "ablation", ABLATION, records)
@@ -119,6 +143,8 @@ ALL: Mapping[str, Callable[[Suite, Records], None]] = {
     "seeds": seeds,
     "ablation": ablation,
     "samples": samples,
+    "distance": distance,
+    "tasks": tasks,
     "precisions": precisions,
     "sweeps": sweeps,
     "corruption": corruption,

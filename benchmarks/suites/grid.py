@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from merging.checkpoints.folder import open_checkpoint
 from merging.checkpoints.sink import StateDictSink
 from merging.checkpoints.source import CheckpointSource, StateDictSource
 from merging.contracts.calibrator import adapting
+from merging.contracts.models import Models
 from merging.data.task import CalibrationData, Task
 from merging.evaluation.evaluator import evaluate
 from merging.evaluation.metric import Adapt
@@ -99,6 +101,47 @@ class Suite:
             self._drawn[seed, examples] = CalibrationData({k: v for k, v in drawn.items() if v}, heads)
         return self._drawn[seed, examples]
 
+    def with_models(self, models: Models) -> Suite:
+        """The same suite with other experts, or fewer: tasks without an expert are left out."""
+        self.data()  # drawn once, so that both suites see the same
+        other = copy.copy(self)
+        other.opened = replace(self.opened, models=models)
+        other.tasks = {name: task for name, task in self.tasks.items() if name in models.experts}
+        other._drawn = {
+            which: CalibrationData(
+                {name: data[name] for name in data if name in models.experts},
+                {name: head for name, head in data.heads.items() if name in models.experts},
+            )
+            for which, data in self._drawn.items()
+        }
+        return other
+
+    def nearer(self, share: float) -> Suite:
+        """The same suite with experts that went only that share of the way from the base.
+
+        They are kept in memory, in float32."""
+        base = self.opened.models.base
+        experts: dict[str, CheckpointSource] = {}
+        for name, expert in self.opened.models.experts.items():
+            tensors = {key: base.read(key).float() for key in base.names()}
+            for key, tensor in tensors.items():
+                if tensor.is_floating_point() and key in expert.names():
+                    tensors[key] = torch.lerp(tensor, expert.read(key).float(), share)
+            experts[name] = StateDictSource(tensors, f'expert "{name}" at {share:g}')
+        return self.with_models(replace(self.opened.models, experts=experts))
+
+    def first(self, count: int) -> Suite:
+        """The suite of its first `count` tasks."""
+        models = self.opened.models
+        names = list(models.experts)[:count]
+        return self.with_models(
+            replace(
+                models,
+                experts={name: models.experts[name] for name in names},
+                weights={name: models.weights[name] for name in names},
+            )
+        )
+
     def searched(self, spec: PipelineSpec, sweep: Mapping[str, Sequence[Any]]) -> PipelineSpec:
         """The spec with the merge settings that do best on validation examples."""
         if not sweep:
@@ -134,16 +177,16 @@ class Suite:
         found = evaluate(load_model(backbone, source), backbone, tasks, adapt)
         return {name: score.value for name, score in found.items()}
 
+    def scores_of_experts(self) -> dict[str, float]:
+        """Of each expert, on its own task."""
+        experts = self.opened.models.experts
+        return {task: self.scores(expert, only=task)[task] for task, expert in experts.items()}
+
 
 def references(suite: Suite, joint: Path | None, records: Records) -> None:
     """The base and the joint model with every task's head, each expert on its own task."""
-    table, models = "references", suite.opened.models
-    own = {
-        "base": lambda: suite.scores(models.base),
-        "experts": lambda: {
-            task: suite.scores(expert, only=task)[task] for task, expert in models.experts.items()
-        },
-    }
+    table, base = "references", suite.opened.models.base
+    own = {"base": lambda: suite.scores(base), "experts": suite.scores_of_experts}
     if joint is not None:
         own["joint model"] = lambda: suite.scores(open_checkpoint(joint, "joint"))
     for name, scored in own.items():

@@ -11,7 +11,7 @@ from benchmarks.machine import machine, versions
 from benchmarks.plot import curves
 from benchmarks.section import Section, write_section
 from benchmarks.suites import tables
-from benchmarks.suites.experiments import PRECISIONS, SAMPLES, SWEEP_EXAMPLES, SWEEPS
+from benchmarks.suites.experiments import COUNTS, PRECISIONS, SAMPLES, SHARES, SWEEP_EXAMPLES, SWEEPS
 from benchmarks.suites.grid import Entry, Records
 
 LINES = (
@@ -65,6 +65,11 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
         figure = curves("Accuracy", "calibration examples a task", "%", lines, powers=True)
         body.append(_figure(figures, f"{stem}-samples", figure, "accuracy by calibration examples"))
         body.append(_numbers("examples a task", list(map(str, SAMPLES)), lines))
+    for what, prefix, values in (
+        ("experts at this share of their way from the base", "share", SHARES),
+        ("the first tasks alone", "tasks", COUNTS),
+    ):
+        body += _with_experts(records, what, {f"{value:g}": f"{prefix} {value:g}" for value in values})
     if records.of(f"precision {PRECISIONS[-1]}"):
         rows = {
             label: [(0.0, _mean(records, f"precision {one}", row, calibrator)) for one in PRECISIONS]
@@ -100,6 +105,27 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
             _numbers("calibration examples with", [kind.removeprefix("corruption ") for kind in kinds], rows)
         )
     return body
+
+
+def _with_experts(records: Records, what: str, named: Mapping[str, str]) -> list[str]:
+    """A table over other experts than the suite's: `named`, heads of its columns -> tables of the records."""
+    last = LINES[-1][1:]
+    known = {head: table for head, table in named.items() if (table, *last, 0) in records.entries}
+    if not known:
+        return []
+    lines = [f"| {what} | {' | '.join(known)} |", "| --- |" + " ---: |" * len(known)]
+    for label, row, calibrator in (
+        ("experts", "experts", "none"),
+        ("average", "average", "none"),
+        *LINES,
+    ):
+        cells = []
+        for table in known.values():
+            experts = records.entries[table, "experts", "none", 0].scores
+            share = tables.share(records.entries[table, row, calibrator, 0].scores, experts)
+            cells.append(f"{_mean(records, table, row, calibrator):.1f} ({share:.1f})")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return ["\n".join(lines)]
 
 
 def _shift(found: Mapping[str, Sequence[float]], figures: Path, stem: str) -> list[str]:

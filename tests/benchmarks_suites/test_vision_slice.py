@@ -303,3 +303,30 @@ def test_every_rule_of_the_table_is_there() -> None:
 
     ours = {name for name in strategies.names() if strategies.get(name).__module__.startswith("merging.")}
     assert {row.rule for row in RULES} == ours - {"slerp", "checkpoint"}  # slerp takes two models
+
+
+def test_experts_on_their_way_and_fewer_tasks_are_suites_of_their_own(suite: Path, tmp_path: Path) -> None:
+    whole = grid.Suite(suite / "spec.json")
+    base, experts = whole.opened.models.base, whole.opened.models.experts
+    half, one = whole.nearer(0.5), whole.first(1)
+    records = grid.Records(tmp_path / "records.jsonl")
+
+    grid.measure(one, "tasks 1", (Row("average", "average", calibrators=("featcal",)),), records)
+
+    name = base.names()[3]
+    middle = (base.read(name) + experts["two"].read(name)) / 2
+    torch.testing.assert_close(half.opened.models.experts["two"].read(name), middle)
+    assert half.data() is not whole.data()
+    assert half.data().fingerprints == whole.data().fingerprints
+    assert set(records.entries["tasks 1", "average", "featcal", 0].scores) == {"one"}
+    # One expert alone is given back.
+    alone = one.scores_of_experts()
+    assert records.entries["tasks 1", "average", "none", 0].scores == alone
+    for table in ("share 0.5", "share 1"):
+        records.add(grid.Entry(table, "experts", "none", 0, {"one": 0.8, "two": 0.4}))
+        for row in ("average", "Chain of Merges"):
+            for calibrator in ("none", "featcal"):
+                records.add(grid.Entry(table, row, calibrator, 0, {"one": 0.4, "two": 0.4}))
+    told = report._with_experts(records, "experts at", {"0.25": "share 0.25", "0.5": "share 0.5"})
+    assert told[0].splitlines()[0] == "| experts at | 0.5 |"
+    assert "| average + FeatCal | 40.0 (75.0) |" in told[0]
