@@ -40,6 +40,11 @@ class Registry(Generic[T]):
         """Decorator: make the class usable by `name` at once. A built-in name cannot be taken over."""
 
         def add(cls: type[C]) -> type[C]:
+            if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
+                raise SpecError(
+                    f'{self.kind} "{name}", {cls.__qualname__}, lacks {", ".join(lacking)}',
+                    remedy="Define what its base class declares abstract.",
+                )
             path = f"{cls.__module__}:{cls.__qualname__}"
             taken = self._paths.get(name)
             known = self._classes.get(name)

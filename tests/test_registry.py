@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from merging.contracts.merger import TensorMerger
 from merging.errors import SpecError
 from merging.registry import Registry, did_you_mean, nearest
 
@@ -48,3 +49,13 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 def test_hyphens_and_case_do_not_hide_a_name():
     assert nearest("DARE-ties", ["ties", "dare_ties"]) == "dare_ties"
     assert did_you_mean("zzz", ["b", "a"]) == "valid: a, b"
+
+
+def test_a_class_that_lacks_methods_is_refused_where_it_is_defined():
+    with pytest.raises(SpecError, match=r'strategy "half", .*Half, lacks combine') as caught:
+
+        @fresh().register("half")
+        class Half(TensorMerger):
+            pass
+
+    assert "abstract" in caught.value.remedy

@@ -16,6 +16,7 @@ from merging.checkpoints.torch_bin import TorchBinSource
 from merging.checkpoints.weight_files import find_pickled, find_safetensors
 from merging.errors import CheckpointError
 from merging.registry import nearest
+from merging.spec.wording import shortened
 
 _OTHER_FORMATS = {
     ".ggml": "GGML, whose weights are quantised",
@@ -50,8 +51,18 @@ def open_checkpoint(path: Path, label: str = "") -> CheckpointSource:
 
 
 def config(path: Path) -> dict[str, Any] | None:
-    """config.json of the folder (or beside the file), None if there is none."""
-    return _json_object((path if path.is_dir() else path.parent) / "config.json")
+    """config.json of the folder (or beside the file), None if there is none.
+
+    Raises CheckpointError if it is not a JSON object, or names model classes otherwise than in a list."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    found = _json_object(file)
+    names = (found or {}).get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f'{file}: "architectures" is {shortened(json.dumps(names))}, expected a list of class names',
+            remedy="Save the model with transformers' save_pretrained, which writes it.",
+        )
+    return found
 
 
 def open_clip_config(path: Path) -> dict[str, Any] | None:

@@ -168,3 +168,18 @@ def test_known_side_files_are_listed_and_unknown_ones_too(llama):
     found = side_files(llama)
     assert set(found.known) == set(known)
     assert set(found.unknown) == set(unknown)
+
+
+@pytest.mark.parametrize("names", [3, "Dinov2Model", {"0": "Dinov2Model"}, [["Dinov2Model"]]])
+def test_model_classes_that_are_no_list_of_names_are_refused(tmp_path, names):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": names}))
+
+    with pytest.raises(CheckpointError, match=r'config.json: "architectures" is .*, expected a list'):
+        config(tmp_path)
+
+
+@pytest.mark.parametrize("names", [None, [], ["Dinov2Model"]])
+def test_a_config_may_name_no_model_class(tmp_path, names):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": names}))
+
+    assert config(tmp_path) == {"architectures": names}
