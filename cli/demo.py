@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +13,7 @@ import typer
 
 from merging.demo import SUITES, build
 from merging.errors import SpecError
+from merging.working_folder import working_folder
 
 from .output import print_text, say
 from .progress import progress_to_stderr
@@ -36,6 +41,8 @@ def demo(
     if suite not in SUITES:
         raise SpecError(f'there is no demo suite "{suite}"', remedy=did_you_mean(suite, SUITES))
     out = out or Path("merging-demo" if suite == DEFAULT else f"merging-demo-{suite}")
+    if not out.is_absolute():
+        working_folder()  # which may be gone
     say(f"demo: {SUITES[suite].summary}, in {out}/")
     with progress_to_stderr(quiet=quiet) as progress:
         path = build(out, SUITES[suite], progress=progress)
@@ -58,7 +65,18 @@ def demo(
                 places[f"{what} {name}"] = str(lies)
     places["results"] = str(spec.output.path)
     places["spec to edit"] = str(path)
-    places["run it again"] = f"merging pipeline run {path}"
+    places["run it again"] = f"{this_command()} pipeline run {shlex.quote(str(path))}"
     print_text(key_values(places))
     print_text("")
     print_text(report.checkpoint)
+
+
+def this_command() -> str:
+    """What to type for this command: its name where that finds it, else its path."""
+    started = Path(sys.argv[0])
+    if started.name != "merging":
+        return f"{shlex.quote(sys.executable)} -m merging"
+    found = shutil.which("merging")
+    if found is not None and os.path.realpath(found) == os.path.realpath(started):
+        return "merging"
+    return shlex.quote(str(started))

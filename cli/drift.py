@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from merging.working_folder import working_folder
+
 from .output import is_main_process, print_json, print_text, say
 from .pipeline import Json, Quiet, Sets, Spec, opened
 from .progress import progress_to_stderr
@@ -54,6 +56,8 @@ def drift(
 
     Does what is missing of the run first; the result also goes into its report.json. No labels are read.
     """
+    if plot is not None and not plot.is_absolute():
+        working_folder()  # which may be gone
     pipeline = opened(spec, sets)
     with progress_to_stderr(quiet=quiet) as progress, redirect_stdout(sys.stderr):
         found = pipeline.drift(

@@ -11,6 +11,8 @@ import typer
 
 import merging
 from merging.errors import MergingError
+from merging.open_files import telling_of_open_files
+from merging.working_folder import leave_if_gone
 
 from . import checkpoints, components, demo, drift, pipeline, signals, verify
 from .failures import failed, interrupted, stopped, unexpected, usage
@@ -74,10 +76,12 @@ def run() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Follow the arguments; 0: done, 1: the run failed, 2: the request was wrong. Errors become messages."""
+    leave_if_gone()
     debug, as_json = "--debug" in arguments, "--json" in arguments
     words = [word for word in arguments if word != "--debug"]
     try:
-        code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
+        with telling_of_open_files():
+            code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
         sys.stdout.flush()
         return interrupted() if code == 130 else code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):

@@ -10,14 +10,16 @@ from merging.checkpoints.run_folder import RunFolder
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.method import Progress, silent
-from merging.errors import MergingError, Problem, TracingError
+from merging.errors import MergingError, OutputError, Problem, TracingError
 from merging.preflight import Finding, refusal, weight_findings
 from merging.report.stages import resident
 from merging.room import disk_findings, memory_findings
+from merging.spec.own_folders import clashes
 from merging.sufficiency import overlap_findings, token_findings
 
 if TYPE_CHECKING:
     from merging.pipeline import Pipeline
+    from merging.spec import PipelineSpec
 
 Made = TypeVar("Made")
 
@@ -38,8 +40,8 @@ def check(
     `read_weights`: all of them, for NaN and infinity; else their first rows, and what is remembered of them.
     Raises MergingError: the one that was met or, of several, one that has them all, and the warnings after
     them."""
+    from merging.devices import choose_device
     from merging.finite_inputs import refuse_not_finite
-    from merging.running import choose_device
 
     errors: list[MergingError] = []
     allow = pipeline.spec.allow
@@ -52,7 +54,7 @@ def check(
             return None
 
     tried(lambda: choose_device(device))
-    usable = out is not None and tried(lambda: _usable(out)) is True
+    usable = out is not None and tried(lambda: _usable(pipeline.spec, out)) is True
     findings: list[Finding] = []
     opened = tried(pipeline.resolve)
     if opened is not None:
@@ -126,8 +128,13 @@ def _findings_of_steps(pipeline: Pipeline) -> list[Finding]:
     return found
 
 
-def _usable(out: Path) -> bool:
+def _usable(spec: PipelineSpec, out: Path) -> bool:
     RunFolder(out).check()
+    if found := clashes(out, spec.base, spec.experts, spec.merge, spec.tasks):
+        problems = [Problem("", f"it {what}") for what in found]
+        raise OutputError(
+            f"{out} cannot be the output folder", problems=problems, remedy="Choose another folder."
+        )
     return True
 
 

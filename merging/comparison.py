@@ -70,8 +70,9 @@ def _adapted(opened: OpenModel, base: str, model: str) -> OpenModel | None:
     """The base with an adapter on it, where `model` is the folder or hub id of one."""
     from merging.checkpoints.hub import resolve
     from merging.checkpoints.lora import is_adapter, open_adapter
+    from merging.working_folder import working_folder
 
-    path = resolve(model, folder=Path.cwd()).path
+    path = resolve(model, folder=working_folder(needed=not Path(model).expanduser().is_absolute())).path
     if not is_adapter(path):
         return None
     source = open_adapter(path, opened.source, opened.module, base_name=base, base_folder=opened.path)

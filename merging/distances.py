@@ -19,6 +19,11 @@ class Distance(NamedTuple):
     relative: float
     cosine: float
 
+    @property
+    def of_zeros(self) -> bool:
+        """Whether all that was sampled of the expert is zero."""
+        return (self.relative, self.cosine) == (1.0, 0.0)
+
 
 def distance(models: Models, expert: CheckpointSource) -> Distance | None:
     """None where there is nothing to compare. Entries that are not finite are passed over, with their
@@ -36,8 +41,10 @@ def distance(models: Models, expert: CheckpointSource) -> Distance | None:
         dot += float(base_S @ expert_S)
         ours, theirs = ours + float(base_S @ base_S), theirs + float(expert_S @ expert_S)
         apart += float((expert_S - base_S).square().sum())
-    if not (ours > 0 and theirs > 0):
+    if not ours > 0:
         return None
+    if not theirs > 0:
+        return Distance(relative=1.0, cosine=0.0)
     return Distance(relative=(apart / ours) ** 0.5, cosine=dot / (ours * theirs) ** 0.5)
 
 

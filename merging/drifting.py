@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from merging.checkpoints.amending import amend_
+from merging.checkpoints.amending import amend_, relist_
+from merging.checkpoints.manifest import MANIFEST
 from merging.checkpoints.run_folder import RunFolder
 from merging.contracts.calibrator import adapting
 from merging.contracts.method import Progress, silent
@@ -56,6 +57,8 @@ def drift_of_run(
     _put_into_report(folder, found)
     if "calibrated" in results:
         tell_harm_(results["calibrated"], found, scratch=folder.state)
+    for name in results:  # also where an earlier call was killed before it came to this
+        relist_(folder.path, f"{name}/{MANIFEST}", scratch=folder.state, manifest=folder.state)
     return found
 
 

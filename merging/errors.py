@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 
@@ -29,7 +30,8 @@ class Problem(NamedTuple):
 
 
 class MergingError(Exception):
-    """Base of all errors of this package; `exit_code` is what the command line answers."""
+    """Base of all errors of this package; `exit_code` is what the command line answers: 2 where nothing was
+    computed yet."""
 
     exit_code = 1
 
@@ -40,6 +42,16 @@ class MergingError(Exception):
     def __str__(self) -> str:
         lines = [self.message, *(f"  {problem}" for problem in self.problems)]
         return "\n".join([*lines, f"  {self.remedy}"] if self.remedy else lines)
+
+
+@contextmanager
+def run_begun(kind: type[MergingError] = MergingError) -> Iterator[None]:
+    """Errors of that kind in the block are a run's that failed, whatever they are beforehand: exit code 1."""
+    try:
+        yield
+    except kind as error:
+        error.exit_code = 1
+        raise
 
 
 class SpecError(MergingError):

@@ -102,8 +102,9 @@ def open_model(model: str) -> OpenModel:
     from merging.checkpoints.hub import resolve
     from merging.spec.component import AUTO, AutoSettings, Component
     from merging.tracer import feeds_of
+    from merging.working_folder import working_folder
 
-    path = resolve(model, folder=Path.cwd()).path
+    path = resolve(model, folder=working_folder(needed=not Path(model).expanduser().is_absolute())).path
     source = open_checkpoint(path)
     settings = config(path) or {}
     architecture = next(iter(settings.get("architectures") or ()), settings.get("model_type"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 from merging.checkpoints.folder import open_checkpoint
@@ -52,7 +54,11 @@ def run_merger(
 
 
 def open_result(path: Path, opened: Opened) -> CheckpointSource:
-    """A checkpoint that this run made, be it a model or an adapter on the base."""
+    """A checkpoint that this run made, be it a model or an adapter on the base.
+
+    Raises FileNotFoundError where it is there no more."""
+    if not path.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if is_adapter(path):
         return open_adapter(path, opened.models.base, opened.outline(), path.name)
     return open_checkpoint(path, path.name)

@@ -16,7 +16,7 @@ from merging.checkpoints.clip_layouts import mixed_libraries
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.folder import open_checkpoint, open_clip_config
 from merging.checkpoints.hub import ResolvedModel, resolve
-from merging.checkpoints.lora import AdapterFiles, open_adapter
+from merging.checkpoints.lora import AdapterFiles, is_adapter, open_adapter
 from merging.checkpoints.lora_places import Placement
 from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.names import NameMap, module_names
@@ -46,6 +46,7 @@ from merging.remembered import Findings, key_of, recall, remember
 from merging.spec import PipelineSpec
 from merging.vocabulary import Matched, match_vocabularies
 from merging.vocabulary_comparison import Member
+from merging.working_folder import working_folder
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _compared(spec: PipelineSpec) -> Opened:
                 place, source = _opened(ref.ref.model, ref.revision, label)
                 source = unwrapped(source, model, base)
             else:
-                place = resolve(ref.adapter, revision=ref.revision, folder=Path.cwd())
+                place = resolve(ref.adapter, revision=ref.revision, folder=working_folder(needed=False))
                 name = spec.base.model
                 adapter = open_adapter(
                     place.path, base, model, label, base_name=name, base_folder=base_at.path
@@ -165,7 +166,7 @@ def _compared(spec: PipelineSpec) -> Opened:
         is_head = _either(base_head, _task_head(at, source))
         fit = _aligned(base, source, model, _either(keeps, is_head), at, axes, is_outer)
         problems += fit.problems
-        notes += [*source.notes, *fit.notes]
+        notes += [*source.notes, *fit.notes, *_without_config(label, place, base_at)]
         kept.update(fit.absent)
         absent[label] = fit.absent
         inputs[label] = _input(ref.ref.model, place, source)
@@ -247,7 +248,7 @@ class _Plain:
                 if ref.adapter is None:
                     self._places[task], self._experts[task] = _opened(ref.ref.model, ref.revision, label)
                     continue
-                place = resolve(ref.adapter, revision=ref.revision, folder=Path.cwd())
+                place = resolve(ref.adapter, revision=ref.revision, folder=working_folder(needed=False))
                 self._places[task], self._adapters[task] = place, AdapterFiles.of(place.path, label)
         except MergingError:  # told, with all other problems, by whoever compares them
             return
@@ -329,6 +330,19 @@ def _prepared(folder: Path, vocabulary: Matched, backbone: Backbone | None) -> P
     return PreparedFolder(folder, rows=rows, new=vocabulary.new, without=quantised)
 
 
+def _without_config(label: str, place: ResolvedModel, base: ResolvedModel) -> list[str]:
+    """A note where a folder of an expert says less of its architecture than the base's: a file of weights
+    has no config by nature, nor has an adapter."""
+    has_none = read_config(place.path) is None and open_clip_config(place.path) is None
+    if not has_none or not place.path.is_dir() or is_adapter(place.path) or read_config(base.path) is None:
+        return []
+    file = place.path / "config.json"
+    what = f"{place.path} has no config.json"
+    if file.is_symlink():
+        what = f"its {file} is a link that leads nowhere"
+    return [f"{label}: {what}: whether it is of the base's architecture could not be compared"]
+
+
 def _with_files(given: Input, more: tuple[Path, ...]) -> Input:
     return replace(given, files=tuple(dict.fromkeys((*given.files, *more))))
 
@@ -366,7 +380,7 @@ class _HeadTensors(Mapping[str, Tensor]):
 
 
 def _opened(model: str, revision: str | None, label: str) -> tuple[ResolvedModel, CheckpointSource]:
-    place = resolve(model, revision=revision, folder=Path.cwd())
+    place = resolve(model, revision=revision, folder=working_folder(needed=False))
     return place, open_checkpoint(place.path, label)
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from merging.contracts.method import Progress, silent
-from merging.errors import OutputError
+from merging.errors import OutputError, run_begun
 from merging.spec import PipelineSpec, load_spec, parse_spec
+from merging.working_folder import working_folder
 
 if TYPE_CHECKING:
     from merging.costs.budget import Choice
     from merging.costs.steps import Steps
     from merging.data.task import Task
-    from merging.opening import Opened
+    from merging.opening import Input, Opened
     from merging.plan import Plan
     from merging.report.curve import Criterion, Curve
     from merging.report.drift import DriftReport
@@ -47,7 +48,7 @@ class Pipeline:
         if isinstance(spec, PipelineSpec):
             return cls(spec)
         if isinstance(spec, Mapping):
-            return cls(parse_spec(dict(spec), Path.cwd(), "merge", sets))
+            return cls(parse_spec(dict(spec), working_folder(), "merge", sets))
         return cls(load_spec(spec, sets))
 
     def resolve(self) -> Opened:
@@ -96,6 +97,19 @@ class Pipeline:
             self._choice = choose(steps, self.spec.memory, resident())
         return self._choice
 
+    def _reads(self) -> dict[str, Input]:
+        """By role, all files that are known to be read."""
+        from merging.reading_list import deciding_inputs, measuring_inputs
+
+        if self._opened is None:
+            return {}
+        tasks = self._tasks or {}
+        return {
+            **self._opened.inputs,
+            **deciding_inputs(self.spec, tasks),
+            **measuring_inputs(self.spec, tasks),
+        }
+
     def steps(self) -> Steps:
         """What a run will cost, step by step."""
         from merging.costs.steps import Steps
@@ -126,18 +140,20 @@ class Pipeline:
         """
         from merging.checking import check
         from merging.search import search
+        from merging.want_of_files import want_of_files
 
-        check(self, device=device or self.spec.device, out=None, progress=progress)
-        spec, curve = search(
-            self.spec,
-            self.resolve(),
-            self.tasks(),
-            sweeps,
-            criterion=criterion,
-            merge_only=until == "merge",
-            device=device or self.spec.device,
-            progress=progress,
-        )
+        with want_of_files(self._reads):
+            check(self, device=device or self.spec.device, out=None, progress=progress)
+            spec, curve = search(
+                self.spec,
+                self.resolve(),
+                self.tasks(),
+                sweeps,
+                criterion=criterion,
+                merge_only=until == "merge",
+                device=device or self.spec.device,
+                progress=progress,
+            )
         found = Pipeline(spec)
         weights = {task: ref.weight for task, ref in spec.experts.items()}
         opened = self.resolve()
@@ -162,22 +178,25 @@ class Pipeline:
         from merging.checking import REPORTED, check, told
         from merging.checkpoints.run_folder import RunFolder
         from merging.costs.budget import rebatch_
+        from merging.devices import choose_device
         from merging.provenance import fingerprint
         from merging.ranks import ranks
-        from merging.running import Run, choose_device
+        from merging.running import Run
         from merging.together import Follower
+        from merging.want_of_files import want_of_files
         from merging.want_of_memory import want_of_memory
         from merging.want_of_room import want_of_room
 
         target = Path(out) if out is not None else self.spec.output.path
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
-        target = target.absolute()
+        target = target if target.is_absolute() else working_folder() / target
         folder, together = RunFolder(target), ranks()
         remarks: tuple[str, ...] = ()
         if together.first:
             folder.check()
-            found = check(self, device=device or self.spec.device, out=target, progress=progress)
+            with want_of_files(self._reads):
+                found = check(self, device=device or self.spec.device, out=target, progress=progress)
             remarks = told([one for one in found if one.name not in REPORTED], self.spec.allow)
         choice = together.tell(self.choice() if together.first else None)
         if choice.batch is not None:
@@ -192,7 +211,7 @@ class Pipeline:
         asked = self.spec.canonical()
         with want_of_room(target):
             folder.open(fingerprint(asked), asked, overwrite=overwrite)
-        with want_of_room(target), folder, want_of_memory(tasks):
+        with want_of_room(target), folder, want_of_memory(tasks), want_of_files(self._reads, target):
             run = Run(
                 self.spec,
                 opened,
@@ -225,11 +244,12 @@ class Pipeline:
         Raises MergingError; DataError where there is nothing to measure on.
         """
         from merging.checkpoints.run_folder import RunFolder
+        from merging.devices import choose_device
         from merging.drifting import drift_of_run, refuse_nothing
         from merging.evaluation.drift import EXAMPLES
         from merging.provenance import fingerprint
         from merging.ranks import ranks
-        from merging.running import choose_device
+        from merging.want_of_files import want_of_files
 
         refuse_nothing(self.resolve(), self.tasks())
         report = self.run(out, device=device, overwrite=overwrite, progress=progress)
@@ -238,7 +258,7 @@ class Pipeline:
         asked, place = self.spec.canonical(), Path(report.checkpoint).parent
         folder = RunFolder(place)
         folder.open(fingerprint(asked), asked)
-        with folder:
+        with folder, want_of_files(self._reads, place), run_begun():
             return drift_of_run(
                 self.spec,
                 self.resolve(),

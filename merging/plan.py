@@ -30,6 +30,7 @@ from merging.room import free_bytes
 from merging.spec import Component, PipelineSpec
 from merging.tracer import Block, blocks_of
 from merging.want_of_memory import longest
+from merging.working_folder import working_folder
 
 if TYPE_CHECKING:
     from merging.data.task import Task
@@ -135,7 +136,7 @@ class Plan(Entry):
 
 def make_plan(pipeline: Pipeline, *, read_weights: bool = False, progress: Progress = silent) -> Plan:
     """Everything of a run that can be said beforehand. `read_weights`: as for `Pipeline.validate`."""
-    from merging.running import choose_device
+    from merging.devices import choose_device
 
     spec, before = pipeline.spec, resident()
     opened, tasks = pipeline.resolve(), pipeline.tasks()
@@ -146,7 +147,7 @@ def make_plan(pipeline: Pipeline, *, read_weights: bool = False, progress: Progr
     choice = choose(planned, spec.memory, start)
     shape = _Shape(opened)
     output = str(spec.output.path or "")
-    rates = probe(Path(output) if output else Path.cwd())
+    rates = probe(Path(output) if output else working_folder())
     device = choose_device(spec.device)
     steps = [_step(one, start, choice, rates, shape, tasks, device) for one in planned.costs(choice)]
     checkpoints = 1 + bool(spec.calibrate)

@@ -109,7 +109,11 @@ def weight_findings(models: Models) -> list[Finding]:
     findings = []
     for expert in models.experts.values():
         found = distance(models, expert)
-        if found is not None and found.cosine < OTHER_BASE:
+        if found is not None and found.of_zeros:
+            what = "its matrices hold nothing but zeros: it was never trained, or never filled"
+            remedy = "Get it again, or leave it out."
+            findings.append(Finding("other_base", Problem(expert.label, what, remedy)))
+        elif found is not None and found.cosine < OTHER_BASE:
             what = (
                 f"its matrices have a cosine of {found.cosine:.2f} to the base's: it was trained from "
                 "another base"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import merging
+from merging.checkpoints.manifest import FORMAT
 from merging.opening import Input, Opened
 from merging.spec import Component, PipelineSpec
 
@@ -87,7 +88,7 @@ def manifest(
     """manifest.json of a checkpoint; the sink adds its files and their hashes. `inputs`: see `inputs_read`;
     `methods`: what was asked for and what did it, in order."""
     return {
-        "format": 1,
+        "format": FORMAT,
         "stage": stage,
         "fingerprint": fingerprint(facts),
         "spec": spec.model_dump(mode="json"),

@@ -16,7 +16,7 @@ from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.hashing import FileHashes
 from merging.checkpoints.lora_sink import LoraSink
-from merging.checkpoints.manifest import MANIFEST, listing
+from merging.checkpoints.manifest import FORMAT, MANIFEST, listing
 from merging.checkpoints.run_folder import RunFolder, write_atomic
 from merging.contracts.calibrator import Calibrator, adapting
 from merging.contracts.merger import MergeNotes, Merger
@@ -25,8 +25,9 @@ from merging.data.heads import save_head
 from merging.data.kept_heads import save_kept_head
 from merging.data.task import CalibrationData, Task
 from merging.describing import describe
+from merging.devices import choose_device
 from merging.drifting import tell_harm_
-from merging.errors import DataError, NumericalError, SpecError
+from merging.errors import CheckpointError, DataError, NumericalError, run_begun
 from merging.evaluation.drift import EXAMPLES
 from merging.finite_inputs import not_finite, refusal
 from merging.held_out import held_out_of
@@ -87,7 +88,13 @@ class Run:
         facts = self._facts(until)
         if (report := self._finished(facts)) is not None:
             return report
+        for record in ("report-of", MANIFEST):  # of the last run, which soon is not what lies here
+            (self.folder.state / record).unlink(missing_ok=True)
         merged = self._merge()
+        with run_begun():
+            return self._after_merging(merged, facts, until)
+
+    def _after_merging(self, merged: Path, facts: str, until: Literal["merge", "calibrate"] | None) -> Report:
         results = {"merged": merged}
         if self.calibrators and until != "merge":
             results["calibrated"] = self._calibrate(merged)
@@ -119,16 +126,17 @@ class Run:
         for checkpoint in results.values():
             tell_scores_(checkpoint, report, scratch=self.folder.state)
         self.folder.write_atomic("report.json", report.model_dump_json(indent=2) + "\n")
-        self._list_files(facts)
+        self._list_files(facts, results)
         write_atomic(self.folder.state / "report-of", facts)
         return report
 
-    def _list_files(self, facts: str) -> None:
-        """What `merging verify` needs beside the checkpoints' own manifests: heads, report, what was measured
-        on."""
+    def _list_files(self, facts: str, results: Mapping[str, Path]) -> None:
+        """What `merging verify` needs beside the checkpoints' own manifests: these themselves, heads, report,
+        what was measured on."""
         ours = [self.folder.path / name for name in self.folder.owned if name.startswith("heads/")]
-        files = [self.folder.path / "report.json", *(file for file in sorted(ours) if file.is_file())]
-        about = {"format": 1, "stage": "run", "fingerprint": facts, "data": self.measured_on}
+        files = [self.folder.path / "report.json", *(place / MANIFEST for place in results.values())]
+        files += [file for file in sorted(ours) if file.is_file()]
+        about = {"format": FORMAT, "stage": "run", "fingerprint": facts, "data": self.measured_on}
         text = json.dumps({**about, **listing(self.folder.path, files)}, indent=2, ensure_ascii=False)
         write_atomic(self.folder.state / MANIFEST, text + "\n")
 
@@ -160,7 +168,7 @@ class Run:
             known = self._known("merge", self.merger, facts)
             with self._stage("merge"):
                 sink = self._sink(target)
-                with self._inputs_blamed(), sink:
+                with run_begun(CheckpointError), self._inputs_blamed(), sink:
                     pinned = self.opened.pinned(sink)
                     shared = self.leader.ask(None, self.merger, sink, known=known)
                     notes = run_merger(self.merger, self.opened.models, data, pinned, progress=self.progress)
@@ -370,14 +378,16 @@ class Run:
         return fingerprint(seen)
 
     def _finished(self, facts: str) -> Report | None:
-        """The report of an earlier run that did all of this, if its checkpoint is still whole."""
+        """The report of an earlier run that did all of this, if its checkpoints are still whole."""
         place, known = self.folder.path / "report.json", self.folder.state / "report-of"
         if not place.is_file() or not known.is_file() or known.read_text() != facts:
             return None
         report = Report.read(place)
-        final = Path(report.checkpoint).name
-        wanted = self._calibrate_facts() if final == "calibrated" else self._merge_facts()
-        return report if self.folder.stage_done(final, fingerprint(wanted)) else None
+        wanted = {"merged": self._merge_facts()}
+        if Path(report.checkpoint).name == "calibrated":
+            wanted["calibrated"] = self._calibrate_facts()
+        whole = all(self.folder.stage_done(name, fingerprint(asked)) for name, asked in wanted.items())
+        return report if whole else None
 
     def _stage(self, name: str) -> _Kept:
         return _Kept(name, self.stages)
@@ -393,22 +403,6 @@ class _Kept(Stage):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._stages.append(StageReport(name=self.name, seconds=self.seconds, peak_bytes=self.peak_bytes))
-
-
-def choose_device(name: str) -> str:
-    """`auto` is a GPU where there is one. Raises SpecError for a device that this machine does not have."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise SpecError(
-            f'device "{name}" cannot be used here: {str(error).splitlines()[0]}',
-            remedy='Use "cpu", or "auto" for whatever there is.',
-        ) from error
-    return name
 
 
 def _joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> MergeNotes:

@@ -20,14 +20,22 @@ from merging.contracts.method import Progress, silent
 from merging.data.hashing import overlap
 from merging.data.portion import Portion
 from merging.data.task import CalibrationData, Examples, Task
-from merging.errors import DataError, NumericalError, Problem, RuleError, SpecError
+from merging.devices import choose_device
+from merging.errors import (
+    CheckpointError,
+    DataError,
+    NumericalError,
+    Problem,
+    RuleError,
+    SpecError,
+    run_begun,
+)
 from merging.evaluation.metric import Adapt
 from merging.evaluation.metrics import metric
 from merging.layer_settings import LayerSettings
 from merging.making import make_calibrators, make_merger, run_merger
 from merging.opening import Opened
 from merging.report.curve import MEANING, Criterion, Curve, CurvePoint
-from merging.running import choose_device
 from merging.search_criteria import Entropy, FeatureDistance, Judge, ValidationScore
 from merging.search_grid import axes_of, grid, specs_at
 from merging.spec import PipelineSpec
@@ -61,7 +69,8 @@ def search(
     tried, start = [], time.perf_counter()
     for number, (values, at) in enumerate(zip(points, specs, strict=True)):
         progress("search", number, len(points))
-        tried.append(search.point(values, at))
+        with run_begun(CheckpointError):
+            tried.append(search.point(values, at))
     progress("search", len(points), len(points))
     best = _best(tried, lower_is_better=search.judge.lower_is_better)
     curve = Curve(

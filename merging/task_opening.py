@@ -11,11 +11,12 @@ from torch import nn
 from merging.checkpoints.folder import config as read_config
 from merging.components import calibrators, strategies
 from merging.data.heads import expert_head, head_names, load_head, order_problems, refuse_misfit
+from merging.data.numbering import known_classes, number_alike_
 from merging.data.opening import Purpose, open_examples
 from merging.data.task import Examples, LinearHead, Task
 from merging.data.zero_shot import zero_shot_head
 from merging.errors import DataError, MergingError, Problem
-from merging.evaluation.forward import features_width, input_problems
+from merging.evaluation.forward import features_width, input_problems, picture_problem
 from merging.evaluation.metrics import metric
 from merging.opening import Opened
 from merging.spec import PipelineSpec, TaskSpec
@@ -36,6 +37,7 @@ class _TaskOpening:
     def __init__(self, spec: PipelineSpec, opened: Opened) -> None:
         self._spec, self._opened = spec, opened
         self.problems: list[Problem] = []
+        self._tried: set[tuple[int, ...]] = set()
 
     @cached_property
     def _outline(self) -> nn.Module | None:
@@ -53,9 +55,10 @@ class _TaskOpening:
         validation = self._attempt(
             f"tasks.{name}.validation", self._examples, name, "validation", given.validation
         )
-        named = (getattr(one, "classes", ()) for one in (test, validation, calibration))
-        classes = next((found for found in named if found), ())
-        head = self._attempt(f"tasks.{name}.head", self._head, name, given, classes)
+        splits = {"test": test, "validation": validation, "calibration": calibration}
+        head = self._attempt(f"tasks.{name}.head", self._head, name, given, known_classes(splits))
+        if head is not None and metric(given.metric).reads_head:
+            self.problems += number_alike_(name, splits, head)
         task = Task(name, calibration, test, head, given.metric, validation)
         self.problems += [
             *metric(task.metric).problems(task, self._opened.models.backbone),
@@ -66,7 +69,25 @@ class _TaskOpening:
         for purpose, examples in found.items():
             if examples is not None and self._outline is not None:
                 self.problems += input_problems(examples, self._outline, f"tasks.{name}.{purpose}")
+                self._try_picture(examples, f"tasks.{name}.{purpose}")
         return task
+
+    def _try_picture(self, examples: Examples, where: str) -> None:
+        """Refuse pictures of a size that the model does not take; each size is tried, and told, once."""
+        backbone, batch = self._opened.models.backbone, examples.batches()[0]
+        shape = tuple(batch["pixel_values"].shape[1:]) if "pixel_values" in batch else ()
+        if backbone is None or not shape or shape in self._tried:
+            return
+        self._tried.add(shape)
+        if what := picture_problem(backbone, batch):
+            made = hasattr(examples, "files")
+            remedy = (
+                "The base's preprocessor_config.json says the one, its config.json the other: get both "
+                "from one place."
+                if made
+                else "Make them anew, of the size that the model takes."
+            )
+            self.problems.append(Problem(where, what, remedy))
 
     def _unfit(self, name: str, given: TaskSpec, head: LinearHead | None) -> list[Problem]:
         """A head that is asked for, and reads another number of features than the model gives."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from merging.checkpoints.hashing import hashes
-from merging.checkpoints.manifest import MANIFEST
+from merging.checkpoints.manifest import FORMAT, MANIFEST
+from merging.checkpoints.run_folder import owned
 from merging.errors import CheckpointError
 from merging.report.entry import Entry
+from merging.spec.text import json_value
 from merging.spec.wording import shortened
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -60,13 +62,15 @@ class _Group(NamedTuple):
 
 
 def verify(folder: Path | str) -> Verified:
-    """Hash every file anew that a run read or wrote. `folder`: that of a run, or one checkpoint of it.
+    """Hash every file anew that a run read or wrote. `folder`: that of a run, or one checkpoint of it, be it
+    a copy of that alone, whose manifest is believed then.
 
     Raises CheckpointError where there is no manifest, or one that cannot be understood."""
     folder = Path(folder).absolute()
     groups: list[_Group] = []
     for manifest in _manifests(folder):
         groups += (group for group in _groups(manifest) if group not in groups)
+    groups += _without_manifest(folder, groups)
     present = {path for group in groups for path, _ in group.files.values() if _is_file(path, folder)}
     digests = _hashed(sorted(present))
     found = tuple(_verified(group, digests) for group in groups)
@@ -112,7 +116,7 @@ def _manifests(folder: Path) -> list[Path]:
     if (folder / MANIFEST).is_file():
         return [folder / MANIFEST]
     found = [folder / place / MANIFEST for place in _PLACES if (folder / place / MANIFEST).is_file()]
-    if not any(manifest.parent.name in _PLACES[:2] for manifest in found):
+    if not found and not _without_manifest(folder, ()):
         raise CheckpointError(
             f"{folder} has no {MANIFEST}, and neither has a {_PLACES[0]}/ or {_PLACES[1]}/ in it: it is not "
             "the finished result of a run",
@@ -122,11 +126,26 @@ def _manifests(folder: Path) -> list[Path]:
     return found
 
 
+def _without_manifest(folder: Path, known: Sequence[_Group]) -> list[_Group]:
+    """Checkpoints of a run that lie there and say nothing of themselves, unless their manifests are among
+    what is looked for anyway."""
+    looked_for = {path for group in known for path, _ in group.files.values()}
+    manifests = [folder / place / MANIFEST for place in owned(folder) if place in _PLACES[:2]]
+    return [
+        _Group(f"written: {file.parent.name}", "", None, {MANIFEST: (file, "")})
+        for file in manifests
+        if not (file in looked_for or file.is_file()) and file.parent.is_dir() and any(file.parent.iterdir())
+    ]
+
+
 def _groups(manifest: Path) -> Iterator[_Group]:
     found = _read(manifest)
     of_run = manifest.parent.name == _PLACES[2]
+    if type(form := found.get("format", FORMAT)) is not int or form != FORMAT:
+        what = f'has the "format" {shortened(json.dumps(form))}, expected {FORMAT}'
+        raise _broken(manifest, what)
     home = manifest.parent.parent if of_run else manifest.parent
-    stage = "report and heads" if of_run else str(found.get("stage") or home.name)
+    stage = "report, heads and manifests" if of_run else str(found.get("stage") or home.name)
     yield _Group(f"written: {stage}", "", None, _written(manifest, home, found))
     if not of_run and not found.get("inputs"):
         raise _broken(manifest, 'records no "inputs", which every checkpoint has')
@@ -137,11 +156,11 @@ def _groups(manifest: Path) -> Iterator[_Group]:
 
 def _read(manifest: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(manifest.read_bytes(), object_pairs_hook=lambda pairs: _once(manifest, pairs))
+        found = json_value(manifest.read_bytes().decode())
     except OSError as error:
         raise CheckpointError(f"{manifest} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise _broken(manifest, "is not valid JSON") from error
+        raise _broken(manifest, f"is not valid JSON: {shortened(str(error))}") from error
     return _object(manifest, "", found)
 
 
@@ -175,15 +194,6 @@ def _refuse_outside(manifest: Path, name: str) -> None:
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts:
         raise _broken(manifest, f'lists "{name}", which is not in its folder')
-
-
-def _once(manifest: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise _broken(manifest, f'has "{name}" twice')
-        found[name] = value
-    return found
 
 
 def _object(manifest: Path, where: str, value: Any) -> Mapping[str, Any]:

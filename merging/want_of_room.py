@@ -14,6 +14,10 @@ from merging.errors import MergingError
 _TIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOLD = re.compile(r"\(os error (\d+)\)")  # as safetensors tells of an OSError
 _REMEDY = "Make room, or choose an output path on another disk; the same command goes on from here."
+LARGER = (
+    "Raise the limit on the size of files (`ulimit -f`; some file systems have one of their own), or give a "
+    'smaller "shard_size" under "output".'
+)
 
 
 @contextmanager
@@ -24,21 +28,23 @@ def want_of_room(out: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = _reason(error)
-        if reason is None or (isinstance(error, MergingError) and error.remedy):
+        number = _number(error)
+        if number is None or (isinstance(error, MergingError) and error.remedy):
             raise
-        what = error.message if isinstance(error, MergingError) else f"no room to write in {out}: {reason}"
-        raise MergingError(what, remedy=_REMEDY) from error
+        limited = number == errno.EFBIG
+        what = f"no room to write in {out}"
+        what = error.message if isinstance(error, MergingError) else f"{what}: {os.strerror(number)}"
+        raise MergingError(what, remedy=LARGER if limited else _REMEDY) from error
 
 
-def _reason(error: BaseException) -> str | None:
-    """The system's words for the lack of room that this error is or was caused by; None if it was not."""
+def _number(error: BaseException) -> int | None:
+    """The system's number for the lack of room that this error is or was caused by; None if it was not."""
     cause: BaseException | None = error
     while cause is not None:
         number = cause.errno if isinstance(cause, OSError) else None
         if type(cause).__name__ == "SafetensorError" and (told := _TOLD.search(str(cause))):
             number = int(told[1])
         if number in _TIGHT:
-            return os.strerror(number)
+            return number
         cause = cause.__cause__
     return None

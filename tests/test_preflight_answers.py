@@ -89,6 +89,38 @@ def test_another_base_stops_and_comes_before_what_only_warns(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+def test_an_expert_of_nothing_but_zeros_stops_and_may_be_allowed(tmp_path: Path) -> None:
+    spec = plain(tmp_path, near=0.03, blank=0.0)
+    save_file({"weight": torch.zeros(40, 30)}, tmp_path / "blank" / "model.safetensors")
+
+    error = refused(spec)
+
+    assert [one.name for one in error.problems] == ["other_base"]
+    assert 'expert "blank": its matrices hold nothing but zeros' in str(error)
+    assert 'allowed: expert "blank"' in notes({**spec, "allow": ["other_base"]})
+
+
+@pytest.mark.parametrize("kind", ["none", "dead link", "file of weights"])
+def test_an_expert_without_a_config_is_told_of_where_the_base_has_one(tmp_path: Path, kind: str) -> None:
+    spec = plain(tmp_path, near=0.03)
+    (tmp_path / "base" / "config.json").write_text('{"hidden_size": 30}')
+    config, weights = (tmp_path / "near" / name for name in ("config.json", "model.safetensors"))
+    if kind == "dead link":
+        config.symlink_to("gone")
+    experts = {"near": str(weights)} if kind == "file of weights" else spec["experts"]
+
+    first, again = (notes({**spec, "experts": experts}) for _ in range(2))
+
+    words = {
+        "none": f'expert "near": {config.parent} has no config.json',
+        "dead link": f'expert "near": its {config} is a link that leads nowhere',
+        "file of weights": "",
+    }[kind]
+    assert ("could not be compared" in first) == bool(words)
+    assert words in first
+    assert first == again
+
+
 def test_a_full_disk_is_told_before_the_work_and_may_be_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

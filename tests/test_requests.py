@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from tiny_models import made
 from torch import nn
 
-from merging.errors import SpecError, TracingError
+from merging import task_opening
+from merging.errors import DataError, SpecError, TracingError
 from merging.pipeline import Pipeline
 
 
@@ -60,9 +61,20 @@ def test_a_decoder_without_inputs_is_started_with_its_first_token(tmp_path: Path
     assert {fate.state for fate in report.parameters.values()} >= {"solved", "merged"}
 
 
-def test_inputs_of_a_wrong_size_are_told_with_task_and_shape(tmp_path: Path) -> None:
+def test_inputs_of_a_wrong_size_are_refused_before_the_run(tmp_path: Path) -> None:
     _, model, _ = made("clip")
     spec = suite(tmp_path, model, {"pixel_values": torch.randn(4, 3, 30, 30)})
+
+    with pytest.raises(DataError, match=r"calibration: its pictures are 3 x 30 x 30, the model takes 3 x 32"):
+        Pipeline.from_spec(spec).run(tmp_path / "out")
+
+
+def test_inputs_that_the_model_stumbles_over_are_told_with_task_and_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model, _ = made("clip")
+    spec = suite(tmp_path, model, {"pixel_values": torch.randn(4, 3, 30, 30)})
+    monkeypatch.setattr(task_opening, "picture_problem", lambda *_: "")
 
     with pytest.raises(TracingError, match=r"student one, batch 0 \(pixel_values \(4, 3, 30, 30\)\)"):
         Pipeline.from_spec(spec).run(tmp_path / "out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def test_everything_that_was_read_and_written_is_recorded(out: Path) -> None:
         ("written: merged", "README.md"),
         ("written: merged", "model.safetensors"),
         ("written: merged", "tokenizer.json"),
-        ("written: report and heads", "report.json"),
+        ("written: report, heads and manifests", "report.json"),
+        ("written: report, heads and manifests", "merged/manifest.json"),
         ("base", "model.safetensors"),
         ("base", "tokenizer.json"),
         ('expert "a"', "model.safetensors"),
@@ -111,6 +113,70 @@ def test_the_command_tells_by_its_exit_code(out: Path, capsys: pytest.CaptureFix
     assert str(out.parent / "a" / "model.safetensors") in said
     assert main(["verify", str(out / "merged"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["unchanged"] is False
+
+
+@pytest.mark.parametrize("spared", [True, False], ids=["record of the run", "no record either"])
+def test_a_checkpoint_whose_manifest_is_gone_is_missing_it(out: Path, spared: bool) -> None:
+    (out / "merged" / "manifest.json").unlink()
+    if not spared:
+        (out / ".merging" / "manifest.json").unlink()
+
+    found = merging.verify(out)
+
+    missing = {name.rpartition("/")[2] for (_, name), state in states(found).items() if state == "missing"}
+    assert missing == {"manifest.json"}
+    assert main(["verify", str(out)]) == 1
+
+
+def test_a_manifest_that_was_edited_is_a_file_that_changed(out: Path) -> None:
+    manifest = out / "merged" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+
+    changed = [name for (_, name), state in states(merging.verify(out)).items() if state == "changed"]
+
+    assert changed == ["merged/manifest.json"]
+
+
+def test_a_checkpoint_that_was_copied_away_is_verified_alone(out: Path) -> None:
+    shutil.copytree(out / "merged", out.parent / "kept")
+
+    assert merging.verify(out.parent / "kept").unchanged
+
+
+def test_a_checkpoint_of_a_run_that_was_stopped_is_verified_as_it_stands(out: Path) -> None:
+    (out / ".merging" / "manifest.json").unlink()
+    state = out / ".merging" / "state.json"
+    known = json.loads(state.read_text())
+    state.write_text(json.dumps({**known, "owned": [*known["owned"], "calibrated"]}))
+
+    assert merging.verify(out).unchanged
+
+
+def test_a_run_that_has_more_to_do_lets_go_of_the_record_of_the_last_one(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (out / "report.json").unlink()
+    monkeypatch.setattr("merging.running.make_report", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline.from_spec(out.parent / "spec.json").run(out)
+
+    assert not (out / ".merging" / "manifest.json").exists()
+    monkeypatch.undo()
+    Pipeline.from_spec(out.parent / "spec.json").run(out)
+    assert merging.verify(out).unchanged
+
+
+def _killed(*arguments: Any, **named: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_merged_checkpoint_that_was_removed_is_made_again(out: Path) -> None:
+    shutil.rmtree(out / "merged")
+    assert not merging.verify(out).unchanged
+
+    Pipeline.from_spec(out.parent / "spec.json").run(out)
+
+    assert merging.verify(out).unchanged
 
 
 def test_a_users_own_file_changes_nothing(out: Path) -> None:
@@ -180,6 +246,7 @@ def test_plug_in_code_that_changed_makes_the_checkpoint_anew(out: Path) -> None:
     [
         (lambda text: json.dumps({**json.loads(text), "inputs": {}}), 'records no "inputs"'),
         (lambda text: text.replace('"sha256"', '"sha256": {}, "sha256"', 1), "twice"),
+        (lambda text: text.replace('"format": 1', '"format": 99', 1), 'has the "format" 99, expected 1'),
         (
             lambda text: text.replace('"model.safetensors": {', '"../model.safetensors": {', 1),
             "not in its folder",

@@ -17,10 +17,9 @@ from merging.want_of_room import want_of_room
     "error",
     [
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-        OSError(errno.EFBIG, os.strerror(errno.EFBIG)),
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
     ],
-    ids=["no space", "too large", "safetensors"],
+    ids=["no space", "safetensors"],
 )
 def test_any_write_without_room_says_where_and_what_to_do(error: Exception) -> None:
     with pytest.raises(MergingError, match="no room to write in out: ") as raised, want_of_room(Path("out")):
@@ -28,6 +27,15 @@ def test_any_write_without_room_says_where_and_what_to_do(error: Exception) -> N
 
     assert "Make room" in raised.value.remedy
     assert raised.value.exit_code == 1
+
+
+def test_a_limit_on_the_size_of_files_is_no_want_of_room() -> None:
+    words = "no room to write in out: "
+    with pytest.raises(MergingError, match=words) as raised, want_of_room(Path("out")):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    assert "ulimit -f" in raised.value.remedy
+    assert "Make room" not in raised.value.remedy
 
 
 def test_an_error_that_came_of_it_keeps_its_words_and_is_told_what_to_do() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from merging.contracts.backbone import Batch
 from merging.data.task import Examples, Task
+from merging.data.text import TextExamples
 
 
 class Kept(Examples):
@@ -43,9 +44,12 @@ class Kept(Examples):
 
 
 def kept(task: Task, batch_size: int) -> Task:
-    """The task with all its examples kept."""
+    """The task with all its examples kept. Texts are in memory as they are, and metrics ask them for more."""
 
     def keep(examples: Examples | None) -> Examples | None:
+        if isinstance(examples, TextExamples):
+            examples.batch_size = batch_size
+            return examples
         return None if examples is None else Kept(examples, batch_size)
 
     return replace(

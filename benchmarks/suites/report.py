@@ -65,11 +65,12 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
         figure = curves("Accuracy", "calibration examples a task", "%", lines, powers=True)
         body.append(_figure(figures, f"{stem}-samples", figure, "accuracy by calibration examples"))
         body.append(_numbers("examples a task", list(map(str, SAMPLES)), lines))
-    for what, prefix, values in (
+    others: tuple[tuple[str, str, Sequence[float]], ...] = (
         ("experts at this share of their way from the base", "share", SHARES),
         ("the first tasks alone", "tasks", COUNTS),
-    ):
-        body += _with_experts(records, what, {f"{value:g}": f"{prefix} {value:g}" for value in values})
+    )
+    for what, prefix, points_at in others:
+        body += _with_experts(records, what, {f"{value:g}": f"{prefix} {value:g}" for value in points_at})
     if records.of(f"precision {PRECISIONS[-1]}"):
         rows = {
             label: [(0.0, _mean(records, f"precision {one}", row, calibrator)) for one in PRECISIONS]

@@ -22,6 +22,7 @@ from merging.checkpoints.source import CheckpointSource
 from merging.checkpoints.weight_files import refuse_outside
 from merging.checkpoints.weight_writer import Ranges, WeightWriter
 from merging.errors import MergingError, OutputError
+from merging.want_of_room import LARGER
 
 _TIGHT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -192,6 +193,11 @@ def _with_dtype(config: Any, dtype: str) -> Any:
 
 
 def _failed(target: Path, error: OSError) -> MergingError:
+    if error.errno == errno.EFBIG:
+        return MergingError(
+            f"no room to write {target}: {error.strerror}; unfinished files are removed",
+            remedy=LARGER,
+        )
     if error.errno in _TIGHT:
         return MergingError(
             f"no room to write {target}: {error.strerror}; unfinished files are removed",

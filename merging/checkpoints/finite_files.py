@@ -4,7 +4,6 @@ remembered."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,18 +15,17 @@ from torch import Tensor
 
 from merging import native
 from merging.cache import cache_folder
-from merging.checkpoints.atomic import write_atomic
 from merging.checkpoints.hashing import FileHashes
-from merging.checkpoints.header import Header, read_header
+from merging.checkpoints.header import CHANGED, Header, read_header
+from merging.checkpoints.memory import read_memory, save_memory
 from merging.checkpoints.scratch import Scratch
 from merging.checkpoints.torch_bin import TorchBinSource
-from merging.errors import CheckpointError, OutputError
+from merging.errors import CheckpointError
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 """How files end that hold weights."""
 
 _BLOCK = 1 << 20  # bytes read at a time; of whole entries, whatever their width
-_KEPT = 20_000  # files, the latest
 _PATTERNS = {  # width of an entry, and the bits that are all ones where it is infinite or no number
     torch.float8_e5m2: (1, 0x7C),
     torch.float8_e4m3fn: (1, 0x7F),
@@ -54,7 +52,7 @@ class FiniteFiles:
     def __init__(self, hashes: FileHashes, memory: Path | None = None) -> None:
         self._hashes = hashes
         self._place = memory if memory is not None else cache_folder() / "not-finite.json"
-        self._known: dict[str, Counts] = _read(self._place)  # by the file's SHA-256
+        self._known: dict[str, Counts] = read_memory(self._place, _are_counts)  # by the file's SHA-256
         self._new: dict[str, Counts] = {}
 
     def recalled(self, path: Path) -> Counts | None:
@@ -81,15 +79,8 @@ class FiniteFiles:
     def save(self) -> None:
         """Remember what was found, and the hashes. A cache that cannot be written is no error."""
         self._hashes.save()
-        if not self._new:
-            return
-        everything = list({**_read(self._place), **self._new}.items())
-        try:
-            self._place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._place, json.dumps(dict(everything[-_KEPT:]), indent=0))
-        except (OSError, OutputError):
-            return
-        self._new.clear()
+        if self._new and save_memory(self._place, self._new, _are_counts):
+            self._new.clear()
 
 
 def not_finite(data: Tensor, dtype: torch.dtype) -> int:
@@ -112,7 +103,7 @@ def _hashed_and_counted(file: Path) -> tuple[str, Counts]:
         for start, stop, name in _parts(header):
             block = _READ.bytes(stop - start)
             if os.preadv(descriptor, [block.numpy().data], start) != stop - start:
-                raise CheckpointError(f"{file} was changed while it was being used")
+                raise CheckpointError(f"{file} was changed while it was being used", remedy=CHANGED)
             digest.update(block.numpy().data)
             if name is not None:
                 counts[name] += not_finite(block, header.tensors[name].spec.dtype)
@@ -139,13 +130,5 @@ def _pickled(file: Path) -> Counts:
     return +counts
 
 
-def _read(place: Path) -> dict[str, Counts]:
-    try:
-        found = json.loads(place.read_bytes())
-    except (OSError, ValueError, RecursionError):  # none yet, or spoilt: everything is read anew
-        return {}
-    return found if isinstance(found, dict) and all(map(_counts, found.values())) else {}
-
-
-def _counts(value: object) -> bool:
+def _are_counts(value: object) -> bool:
     return isinstance(value, dict) and all(type(count) is int and count > 0 for count in value.values())

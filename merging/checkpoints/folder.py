@@ -13,7 +13,7 @@ from merging.checkpoints.side_files import SideFiles as SideFiles
 from merging.checkpoints.side_files import side_files as side_files
 from merging.checkpoints.source import CheckpointSource
 from merging.checkpoints.torch_bin import TorchBinSource
-from merging.checkpoints.weight_files import find_pickled, find_safetensors
+from merging.checkpoints.weight_files import find_pickled, find_safetensors, refuse_dangling
 from merging.errors import CheckpointError
 from merging.registry import nearest
 from merging.spec.wording import shortened
@@ -100,6 +100,7 @@ def _json_object(file: Path) -> dict[str, Any] | None:
 
 def missing(path: Path) -> CheckpointError:
     """The error for a path that does not exist, with the nearest name that does."""
+    refuse_dangling(path)
     deepest = next((parent for parent in path.parents if parent.is_dir()), None)
     remedy = ""
     if deepest is not None:

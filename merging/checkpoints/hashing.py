@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -11,13 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from merging.cache import cache_folder
-from merging.checkpoints.atomic import write_atomic
-from merging.errors import OutputError
+from merging.checkpoints.memory import read_memory, save_memory
 
 _BLOCK = 1 << 22
 _AT_ONCE = 8  # files; more only compete for the disk
 _FRESH = 2.0  # seconds: a file changed so recently could change again without its time stamps moving
-_KEPT = 20_000  # entries, the latest
 
 
 class FileHashes:
@@ -29,7 +26,7 @@ class FileHashes:
 
     def __init__(self, memory: Path | None = None) -> None:
         self._place = memory if memory is not None else cache_folder() / "hashes.json"
-        self._known: dict[str, str] = _read(self._place)
+        self._known: dict[str, str] = read_memory(self._place, _is_digest)
         self._new: dict[str, str] = {}
 
     def recalled(self, path: Path) -> str | None:
@@ -51,15 +48,8 @@ class FileHashes:
     def save(self) -> None:
         """Remember what was hashed; that another process saved meanwhile is kept. A cache that cannot be
         written is no error."""
-        if not self._new:
-            return
-        everything = list({**_read(self._place), **self._new}.items())
-        try:
-            self._place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._place, json.dumps(dict(everything[-_KEPT:]), indent=0))
-        except (OSError, OutputError):
-            return
-        self._new.clear()
+        if self._new and save_memory(self._place, self._new, _is_digest):
+            self._new.clear()
 
 
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
@@ -73,13 +63,8 @@ def _key(file: Path, status: os.stat_result) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}:{file}"
 
 
-def _read(place: Path) -> dict[str, str]:
-    try:
-        found = json.loads(place.read_bytes())
-    except (OSError, ValueError, RecursionError):  # none yet, or spoilt: everything is hashed anew
-        return {}
-    known = isinstance(found, dict) and all(isinstance(digest, str) for digest in found.values())
-    return found if known else {}
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _digest(file: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,18 @@ from merging.checkpoints.source import TensorSpec
 from merging.errors import CheckpointError
 
 _LONGEST = 100_000_000  # bytes of a header, the format's own limit
+START = 512  # bytes that tell a file's kind
+CHANGED = (
+    "Let nothing write to it while a run reads it (a training, a download), see that it is whole, and run "
+    "again: what was made from its former content is made anew."
+)
+_PACKED = {  # how files begin -> what packed them, and what unpacks them
+    b"\x1f\x8b": ("gzip", "gunzip"),
+    b"BZh": ("bzip2", "bunzip2"),
+    b"\xfd7zXZ\x00": ("xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unzstd"),
+    b"7z\xbc\xaf\x27\x1c": ("7z", "7z x"),
+}
 
 # In the format's own order. Within a file, tensors of the types last in this list come first.
 DTYPES: dict[str, torch.dtype] = {
@@ -62,7 +75,7 @@ def read_header(path: Path) -> Header:
     """The header, after every check that needs no tensor. Raises CheckpointError naming the file."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        start = file.read(200)
+        start = file.read(START)
         _refuse_impostors(path, start, status.st_size)
         length = int.from_bytes(start[:8], "little")
         if length > _LONGEST or length < 2:
@@ -120,6 +133,33 @@ def refuse_pointer(path: Path, start: bytes) -> None:
             f"{path} is a git-LFS pointer, not the weights themselves",
             remedy='Fetch the weights with "git lfs pull" in that repository, or with "hf download".',
         )
+    _refuse_packed(path, start)
+
+
+def _refuse_packed(path: Path, start: bytes) -> None:
+    if start[8:9] == b"{":  # a header, which by chance may be as long as those bytes say
+        return
+    for beginning, (kind, command) in _PACKED.items():
+        if start.startswith(beginning):
+            raise _packed(path, kind, command)
+    if start[257:262] == b"ustar":
+        raise _packed(path, "tar", "tar -xf")
+
+
+def _is_plain_zip(path: Path) -> bool:
+    """Whether it is an archive of files, and not the one that torch writes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return not any(name.endswith("data.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, RuntimeError, ValueError):
+        return False
+
+
+def _packed(path: Path, kind: str, command: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is packed with {kind}, expected the weights themselves",
+        remedy=f'Unpack it first ("{command}"), and give it the name that it had.',
+    )
 
 
 def refuse_gguf(path: Path, start: bytes) -> None:
@@ -143,6 +183,8 @@ def gguf_refusal(path: Path) -> CheckpointError:
 def _refuse_impostors(path: Path, start: bytes, size: int) -> None:
     refuse_pointer(path, start)
     refuse_gguf(path, start)
+    if start.startswith(b"PK\x03\x04") and _is_plain_zip(path):
+        raise _packed(path, "zip", "unzip")
     if start.startswith((b"PK\x03\x04", b"\x80\x02")):
         raise CheckpointError(f"{path} is a pickled torch file under a safetensors name")
     if size < 10:

@@ -20,7 +20,7 @@ from merging.checkpoints.quantised import refuse_quantised
 from merging.checkpoints.safetensors import SafetensorsSource
 from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.checkpoints.torch_bin import TorchBinSource
-from merging.checkpoints.weight_files import refuse_outside
+from merging.checkpoints.weight_files import refuse_dangling, refuse_outside
 from merging.errors import CheckpointError
 from merging.low_rank import LowRank, zero
 from merging.spec.wording import shortened
@@ -88,7 +88,10 @@ def _adapter_files(path: Path, label: str) -> AdapterFiles:
         raise missing(path)
     refuse_unfinished(path)
     folder = path if path.is_dir() else path.parent
+    refuse_dangling(folder / CONFIG)
     config = read_config(folder, label)
+    for name in WEIGHTS:
+        refuse_dangling(folder / name)
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
         raise CheckpointError(f"{folder} holds no adapter's weights: neither {' nor '.join(WEIGHTS)}")
@@ -96,6 +99,11 @@ def _adapter_files(path: Path, label: str) -> AdapterFiles:
     refuse_outside(folder, folder / CONFIG)
     tensors: CheckpointSource
     tensors = SafetensorsSource(file, label) if file.suffix == ".safetensors" else TorchBinSource(file, label)
+    if not tensors.names():
+        raise CheckpointError(
+            f"{label}: {file} holds no tensors, expected an adapter's factors",
+            remedy="Save the adapter again with PEFT's save_pretrained, or get it again.",
+        )
     refuse_quantised(tensors, None)
     return AdapterFiles(folder, label, config, tensors)
 

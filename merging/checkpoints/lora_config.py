@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from functools import cached_property
@@ -59,7 +60,7 @@ _WITHOUT_EFFECT = {  # on what the adapter's tensors mean
     "task_type",
     "unsloth_fixed",
 }
-
+_NEVER_NULL = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "bias")  # PEFT cannot load them so
 
 Rank = Annotated[int, Field(gt=0, lt=1 << 31)]
 
@@ -67,14 +68,14 @@ Rank = Annotated[int, Field(gt=0, lt=1 << 31)]
 class LoraConfig(BaseModel):
     """The fields that decide what an adapter's tensors mean, under PEFT's own names."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, strict=True)
 
     peft_type: str = "LORA"
     base_model_name_or_path: str | None = None
     r: Rank = 8
     lora_alpha: float = 8
-    rank_pattern: dict[str, Rank] | None = None
-    alpha_pattern: dict[str, float] | None = None
+    rank_pattern: dict[str, Rank] = {}
+    alpha_pattern: dict[str, float] = {}
     use_rslora: bool = False
     use_dora: bool = False
     lora_bias: bool = False
@@ -93,11 +94,11 @@ class LoraConfig(BaseModel):
 
     @cached_property
     def ranks(self) -> ModulePatterns:
-        return ModulePatterns(self.rank_pattern or {}, "rank_pattern")
+        return ModulePatterns(self.rank_pattern, "rank_pattern")
 
     @cached_property
     def alphas(self) -> ModulePatterns:
-        return ModulePatterns(self.alpha_pattern or {}, "alpha_pattern")
+        return ModulePatterns(self.alpha_pattern, "alpha_pattern")
 
 
 def read_config(folder: Path, label: str) -> LoraConfig:
@@ -121,6 +122,10 @@ def read_config(folder: Path, label: str) -> LoraConfig:
 def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> LoraConfig:
     """The config as an object, its values of the right kind, its fields among those that are understood."""
     kind = found.get("peft_type", "LORA")
+    if not isinstance(kind, str):
+        raise CheckpointError(
+            f'{label}: "peft_type" in {file} is {shortened(json.dumps(kind))}, expected "LORA"', remedy=_AGAIN
+        )
     if kind != "LORA":
         raise CheckpointError(
             f'{label} is a {kind} adapter ("peft_type" in {file}); LoRA is read, other kinds are not',
@@ -130,7 +135,9 @@ def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> 
     if problems:
         raise CheckpointError(f"{label} is more than a plain LoRA", problems=problems, remedy=FOLD)
     try:
-        config = LoraConfig.model_validate({key: value for key, value in found.items() if value is not None})
+        config = LoraConfig.model_validate(
+            {key: value for key, value in found.items() if value is not None or key in _NEVER_NULL}
+        )
     except ValidationError as error:
         what = [
             Problem(shortened(".".join(map(str, one["loc"]))), _wrong(one)) for one in error.errors()[:_SHOWN]
@@ -145,6 +152,8 @@ def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> 
 
 def _wrong(one: Mapping[str, Any]) -> str:
     found = one["input"]
+    if found is None:
+        return f"{one['msg']}, found null"
     said = "a number of very many digits" if type(found) is int and abs(found) > 1 << 64 else repr(found)
     return f"{one['msg']}, found {shortened(said)}"
 

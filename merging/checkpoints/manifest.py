@@ -12,6 +12,8 @@ from merging.checkpoints.atomic import write_atomic
 from merging.checkpoints.hashing import hashes
 
 MANIFEST = "manifest.json"
+FORMAT = 1
+"""Of manifests that this version writes, and of those that it understands."""
 
 
 def listing(folder: Path, files: Sequence[Path]) -> dict[str, dict[str, Any]]:

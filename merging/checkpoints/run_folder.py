@@ -91,6 +91,12 @@ class RunFolder:
                 remedy="Choose another output path: names of up to 200 characters, and links that lead to "
                 "a folder.",
             ) from error
+        lost = next((part for part in (path, *path.parents) if part.is_symlink() and not part.exists()), None)
+        if lost is not None:
+            raise OutputError(
+                f'{lost} is a link to "{shortened(os.readlink(lost))}", which is not there',
+                remedy="Remove the link, make the folder that it leads to, or choose another output path.",
+            )
         if path.exists() and not path.is_dir():
             raise OutputError(f"{path} is a file, expected a folder", remedy="Choose another output path.")
         place = next(part for part in (path, *path.parents) if part.exists())
@@ -196,14 +202,8 @@ class RunFolder:
         self._lock = lock
 
     def _read_state(self) -> dict[str, Any] | None:
-        try:
-            found = json.loads((self.state / "state.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-        owned = found.get("owned") if isinstance(found, dict) else None
-        if not isinstance(owned, list) or not all(isinstance(name, str) for name in owned):
-            return None
-        for name in owned:
+        found = _read_state(self.state)
+        for name in found["owned"] if found is not None else ():
             _check_relative(name)
         return found
 
@@ -248,6 +248,23 @@ class RunFolder:
                 folder = self.path / parent
                 if parent.parts and folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
                     folder.rmdir()
+
+
+def owned(folder: Path) -> tuple[str, ...]:
+    """Everything that runs made in that folder, by its name there; nothing where it is no run's."""
+    found = _read_state(folder / _HIDDEN)
+    return tuple(found["owned"]) if found is not None else ()
+
+
+def _read_state(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads((folder / "state.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    names = found.get("owned") if isinstance(found, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return found
 
 
 def _delete(folder: Path) -> None:

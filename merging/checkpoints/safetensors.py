@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from merging import native
-from merging.checkpoints.header import Header, Place, read_header
+from merging.checkpoints.header import CHANGED, Header, Place, read_header
 from merging.checkpoints.scratch import Scratch
 from merging.checkpoints.source import CheckpointSource, CopyRows, TensorSpec
 from merging.checkpoints.weight_files import find_safetensors
@@ -103,7 +103,9 @@ class SafetensorsSource(CheckpointSource):
         try:
             status = os.fstat(descriptor)
             if (status.st_size, status.st_mtime_ns) != (header.size, header.mtime_ns):
-                raise CheckpointError(f"{file} was changed while it was being used")
+                raise CheckpointError(
+                    f"{self.label}: {file} was changed while it was being used", remedy=CHANGED
+                )
             yield descriptor
         finally:
             os.close(descriptor)
@@ -137,7 +139,7 @@ def _fill(descriptor: int, file: Path, buffer: memoryview, offset: int) -> None:
     while done < len(buffer):
         count = os.preadv(descriptor, [buffer[done : done + (1 << 30)]], offset + done)
         if not count:
-            raise CheckpointError(f"{file} ended while it was being read")
+            raise CheckpointError(f"{file} ended while it was being read", remedy=CHANGED)
         done += count
 
 

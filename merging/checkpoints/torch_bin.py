@@ -14,7 +14,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from merging.checkpoints.header import refuse_gguf, refuse_pointer
+from merging.checkpoints.header import START, refuse_gguf, refuse_pointer
 from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.checkpoints.weight_files import find_pickled
 from merging.errors import CheckpointError, Problem
@@ -85,7 +85,7 @@ class TorchBinSource(CheckpointSource):
 def _refuse_code(file: Path) -> None:
     """Raises CheckpointError if the content takes more than tensors to build; builds nothing."""
     with file.open("rb") as stream:
-        start = stream.read(100)
+        start = stream.read(START)
     refuse_pointer(file, start)
     refuse_gguf(file, start)
     if not start.startswith(b"PK"):

@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from merging.errors import CheckpointError, Problem
+from merging.spec.wording import shortened
 
 _WEIGHTS = (
     "*.safetensors",
@@ -71,6 +72,7 @@ def find_pickled(path: Path) -> WeightFiles | None:
 
 
 def _find(path: Path, endings: tuple[str, ...], preferred: tuple[str, ...]) -> WeightFiles | None:
+    refuse_dangling(path)
     if path.is_file():
         return WeightFiles((path,)) if path.suffix in endings else None
     if not path.is_dir():  # a pipe would be waited for without end
@@ -117,6 +119,7 @@ def _checked(
     index: Path | None = None,
 ) -> WeightFiles:
     for file in files:
+        refuse_dangling(file)
         refuse_outside(folder, file)
     read = {file.name for file in files} | ({index.name} if index is not None else set())
     return WeightFiles(
@@ -126,6 +129,7 @@ def _checked(
 
 def read_index(path: Path) -> dict[str, str]:
     """Tensor -> file name. Raises CheckpointError for names that are more than a file name."""
+    refuse_dangling(path)
     try:
         found = json.loads(path.read_bytes())
         placement = found["weight_map"]
@@ -140,6 +144,22 @@ def read_index(path: Path) -> dict[str, str]:
                 f'{path} is unsafe: it places "{tensor}" in "{name}", which is not a file of this folder'
             )
     return placement
+
+
+def refuse_dangling(file: Path) -> None:
+    """Raise CheckpointError for a link to a file that is not there: pruned from a cache, or not fetched."""
+    if not file.is_symlink() or file.exists():
+        return
+    try:
+        target = str(file.resolve())
+    except (OSError, RuntimeError):  # links in a ring, see `refuse_outside`
+        return
+    annexed = "annex/objects" in target
+    remedy = f'Fetch it with "git annex get {file.name}" in that repository' if annexed else "Fetch it again"
+    raise CheckpointError(
+        f"{file} is a link that leads nowhere: {shortened(target)} does not exist",
+        remedy=f"{remedy}, or put the file itself there.",
+    )
 
 
 def refuse_outside(folder: Path, file: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from merging.data.numbering import plain_name
 from merging.data.task import Examples, Head, LinearHead, Task
 from merging.data.tensor_file import open_tensor_file
 from merging.errors import DataError, Problem
@@ -102,9 +103,9 @@ def order_problems(task: Task) -> list[Problem]:
     head, found = task.head, []
     if head is None:
         return []
-    ours = [_plain(name) for name in head.names]
+    ours = [plain_name(name) for name in head.names]
     for split, examples in {"validation": task.validation, "test": task.test}.items():
-        theirs = [_plain(name) for name in getattr(examples, "classes", ())]
+        theirs = [plain_name(name) for name in getattr(examples, "classes", ())]
         if any(name in ours and name not in ours[at : at + 1] for at, name in enumerate(theirs)):
             what = f"the {split} examples number the classes {', '.join(theirs[:4])}, ...; the head "
             what += f"{', '.join(ours[:4])}, ..."
@@ -120,10 +121,6 @@ def _order_remedy(head: LinearHead, *, of_images: bool) -> str:
         return "Name the folders so that they sort as the head numbers its classes."
     listed = ", ".join(f'"{name}"' for name in head.names)
     return f'Number them as the head does: "labels": [{listed}].'
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", " ").replace("-", " ").strip()
 
 
 def _outside(task: Task, split: str, examples: Examples | None) -> list[Problem]:

@@ -110,7 +110,7 @@ def pictures(spec: DatasetData, where: str) -> Listing:
     members: list[list[Any]] = [[] for _ in names]
     for picture, label in zip(everything, classes.labels, strict=True):
         members[label].append(picture)
-    return Listing(names, members, ())
+    return Listing(names, members, (), found=spec.labels is None and bool(classes.names))
 
 
 def _loaded(datasets: Any, spec: DatasetData) -> Any:

@@ -5,6 +5,7 @@ Shape letters: B examples.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +19,7 @@ from merging.contracts.backbone import Batch
 from merging.data.batching import LazyBatches
 from merging.data.draw import drawn_order
 from merging.data.hashing import example_hashes, fingerprint
+from merging.data.numbering import renumbered
 from merging.data.task import Examples
 from merging.errors import DataError, Problem
 from merging.libraries import reading_with
@@ -32,18 +34,19 @@ _SOUND = "Copy the file from the model that the base was made from."
 
 class Listing(NamedTuple):
     """Names of the classes, none where they are not known; pictures of each, paths or things that have
-    `decoded`; notes."""
+    `decoded`; notes; whether the names are those that were met, sorted."""
 
     classes: tuple[str, ...]
     pictures: Sequence[Sequence[Any]]
     notes: tuple[str, ...]
+    found: bool = False
 
 
 class ImageExamples(Examples):
     """Images in a fixed order: round by round one of each class, classes and images in a seeded order.
 
     So the first n are balanced as far as the folders allow, and a smaller n is the beginning of a larger.
-    A label is the position of the class's folder among the sorted folder names.
+    A label is the position of the class's folder among the sorted folder names, until `renumber_`.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class ImageExamples(Examples):
         self._cache_bytes = cache_bytes
         self.asked, self._where, self._processor, self.batch_size = asked, where, processor, batch_size
         listing = source if isinstance(source, Listing) else _listed(source, where)
-        self.classes, files_of_class, self.notes = listing
+        self.classes, files_of_class, self.notes, self.found_classes = listing
         drawn = drawn_order([len(files) for files in files_of_class], seed, task)[skip:][:asked]
         self.files = tuple(files_of_class[label][index] for label, index in drawn)
         self._labels = torch.tensor([label for label, _ in drawn]) if self.classes else None
@@ -88,6 +91,12 @@ class ImageExamples(Examples):
 
     def hashes(self) -> tuple[str, ...]:
         return self._hashes
+
+    def renumber_(self, names: Sequence[str]) -> None:
+        assert self._labels is not None
+        self._labels = renumbered(self._labels, self.classes, names)
+        self.classes = tuple(names)
+        self._fingerprint = fingerprint(self._hashes, self._labels)
 
     def _read(self, start: int, stop: int) -> Batch:
         if self._pixels is not None:
@@ -193,6 +202,8 @@ class _OpenClipProcessor:
 
 def decoded(file: Path | BinaryIO) -> Image.Image:
     """The image in RGB. Raises DataError for a file that is no whole image."""
+    if isinstance(file, Path) and file.is_symlink() and not file.exists():
+        raise DataError(f'a link to "{os.readlink(file)}", which is not there')
     try:
         with Image.open(file) as image:
             # Through RGBA where there is transparency: PIL warns of palettes with it, and drops it anyway.
@@ -208,7 +219,14 @@ def _listed(path: Path, where: str) -> Listing:
     if not path.is_dir():
         kind = "is a file, expected a folder with one folder per class" if path.exists() else "does not exist"
         raise DataError(f"{where}: {path} {kind}")
-    folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    children = sorted(child for child in path.iterdir() if not child.name.startswith("."))
+    if lost := [child for child in children if child.is_symlink() and not child.exists()]:
+        raise DataError(
+            f"{where}: {len(lost)} of what lies in {path} are links that lead nowhere",
+            problems=[Problem(str(link), f'a link to "{os.readlink(link)}"') for link in lost[:10]],
+            remedy="Mend or remove these links: a class may be missing.",
+        )
+    folders = [child for child in children if child.is_dir()]
     files = [sorted(file for file in folder.iterdir() if _is_image(file)) for folder in folders]
     if not any(files):
         found = f"{len(folders)} folders without images" if folders else "no folders"
@@ -218,8 +236,10 @@ def _listed(path: Path, where: str) -> Listing:
         )
     empty = [folder.name for folder, inside in zip(folders, files, strict=True) if not inside]
     notes = (f"{where}: no images in class folders {', '.join(empty)}",) if empty else ()
-    return Listing(tuple(folder.name for folder in folders), files, notes)
+    return Listing(tuple(folder.name for folder in folders), files, notes, found=True)
 
 
 def _is_image(file: Path) -> bool:
-    return file.is_file() and not file.name.startswith(".") and file.suffix.lower() in SUFFIXES
+    """By its name, and also a link that leads nowhere, which whoever opens it tells of."""
+    known = not file.name.startswith(".") and file.suffix.lower() in SUFFIXES
+    return known and (file.is_file() or (file.is_symlink() and not file.exists()))

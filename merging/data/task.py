@@ -26,6 +26,8 @@ class Examples(ABC):
     notes: tuple[str, ...] = ()  # what the report should warn of
     batch_size: int = 16  # examples in a batch, at most
     automatic: bool = False  # whether the spec leaves that open, so that a run may choose it
+    classes: tuple[str, ...] = ()  # their names by the numbers of labels, where they are known
+    found_classes: bool = False  # whether these are the sorted names that were met, of which some may lack
 
     @abstractmethod
     def __len__(self) -> int:
@@ -48,6 +50,11 @@ class Examples(ABC):
     @abstractmethod
     def hashes(self) -> tuple[str, ...]:
         """One hash per example of its inputs, to find overlap between splits."""
+
+    def renumber_(self, names: Sequence[str]) -> None:
+        """Number labels by the names' places in this list, which has all of `classes`; where these were
+        found."""
+        raise NotImplementedError
 
 
 _TINY = 1e-12

@@ -18,6 +18,7 @@ from merging.data.batching import LazyBatches
 from merging.data.classes import Classes, read_classes
 from merging.data.draw import drawn_order, shuffled
 from merging.data.hashing import tokens_hash
+from merging.data.numbering import renumbered
 from merging.data.prompts import Prompt, Template
 from merging.data.rows import Row, refuse_bad_rows, refuse_missing_columns
 from merging.data.task import Examples
@@ -60,6 +61,7 @@ class TextExamples(Examples):
         drawn = _order(len(rows), classes.labels, seed, task)[skip:][:asked]
         # answers in a list are those of classes 0, 1, ..., which have no names
         self.classes = () if isinstance(columns.labels, tuple) else classes.names
+        self.found_classes = columns.labels is None and bool(classes.names)
         self.answers = classes.answers
         self._labels = torch.tensor([classes.labels[row] for row in drawn]) if classes.labels else None
         self.targets = tuple(values[row][columns.target] for row in drawn) if columns.target else ()
@@ -89,6 +91,11 @@ class TextExamples(Examples):
 
     def hashes(self) -> tuple[str, ...]:
         return self._hashes
+
+    def renumber_(self, names: Sequence[str]) -> None:
+        assert self._labels is not None
+        self._labels = renumbered(self._labels, self.classes, names)
+        self.classes = tuple(names)
 
     @cached_property
     def answer_ids(self) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -17,6 +17,7 @@ from merging.data.clip_text import TextTower, text_tower
 from merging.data.task import LinearHead
 from merging.data.zero_shot_spec import SLOT, ZeroShotHeadSpec
 from merging.errors import DataError
+from merging.working_folder import working_folder
 
 BATCH = 256
 """Texts that are embedded at a time."""
@@ -31,7 +32,7 @@ def zero_shot_head(spec: ZeroShotHeadSpec, *, task: str, base: Path, known: Sequ
 
     where = f'task "{task}": head'
     names = class_names(spec.classes, where) if spec.classes is not None else _readable(known, where)
-    folder = base if spec.model is None else resolve(spec.model, folder=Path.cwd()).path
+    folder = base if spec.model is None else resolve(spec.model, folder=working_folder(needed=False)).path
     tower = text_tower(folder, where)
     made = partial(class_weights, tower, names, spec.templates)
     return LinearHead.later(made, (len(names), tower.features), normalises=True, names=names)

@@ -50,6 +50,31 @@ def features_width(backbone: Backbone) -> int | None:
     return int(features(hollow(backbone), backbone, example).shape[-1])
 
 
+def picture_problem(backbone: Backbone, batch: Batch) -> str:
+    """Why the model takes no pictures of this batch's size; empty where it does, or where that is not known.
+    Found without weights, and at once where the size is that of the backbone's own example."""
+    try:
+        example = backbone.example()
+    except TracingError:
+        return ""
+    given, own = batch.get("pixel_values"), example.get("pixel_values")
+    if given is None or own is None or given.shape[1:] == own.shape[1:]:
+        return ""
+    model = hollow(backbone)
+    tried = {**example, **{name: value[:1] for name, value in batch.items()}}
+    try:
+        output(model, backbone, tried)
+    except Exception as error:  # a library's, for whatever does not fit
+        try:
+            output(model, backbone, example)
+        except Exception:  # it does not run without weights, which says nothing of pictures
+            return ""
+        sizes = " x ".join(map(str, given.shape[1:])), " x ".join(map(str, own.shape[1:]))
+        told = " ".join(str(error).split())
+        return f"its pictures are {sizes[0]}, the model takes {sizes[1]} ({told[:200]})"
+    return ""
+
+
 def placed(batch: Batch, model: nn.Module) -> dict[str, Tensor]:
     """The batch on the model's device; floating inputs in the dtype of its parameters."""
     parameter = next((one for one in model.parameters() if one.is_floating_point()), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from merging.spec.findings import Findings
 from merging.spec.wording import shortened
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
+_DESCRIPTOR = re.compile(r"/dev/(stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".json")
 
 
@@ -76,6 +78,9 @@ class Paths:
             here = self.absolute(Path(*parts[:length]))
             if exists(here):
                 continue
+            if here.is_symlink():
+                leads = shortened(os.readlink(here))
+                return f'"{shortened(str(here))}" is a link to "{leads}", which is not there'
             siblings = _entries(here.parent)
             guess = nearest(here.name, siblings)
             if guess:
@@ -86,6 +91,15 @@ class Paths:
             more = ", ..." if len(siblings) > 6 else ""
             return f'in "{shortened(str(here.parent))}" there are: {", ".join(siblings[:6])}{more}'
         return ""
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is no file but what some program writes or wrote: a pipe, a terminal, standard input."""
+    try:
+        kind = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or _DESCRIPTOR.fullmatch(str(path)) is not None
 
 
 def exists(path: Path) -> bool:

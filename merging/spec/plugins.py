@@ -24,7 +24,9 @@ def import_plugin(name: str, where: str, paths: Paths, findings: Findings) -> No
     """Import it, so that its decorators register what it defines. A failure names the plug-in."""
     file = _file(name, paths)
     if file is None and (name.endswith(".py") or "/" in name):
-        paths.existing(Path(name), where, "file")
+        if paths.existing(Path(name), where, "file").is_file():
+            what = f'"{shortened(name)}" is not called .py, and a plug-in is Python code'
+            findings.add(where, what, "Give a file that ends in .py, or a module by its name.")
         return
     try:
         with _on_import_path(paths.folder):

@@ -15,20 +15,27 @@ from merging.settings import Settings
 from merging.spec.component import AUTO, Component, Kind, read_component
 from merging.spec.findings import Findings
 from merging.spec.overrides import overridden
-from merging.spec.paths import Paths
+from merging.spec.paths import Paths, is_stream
 from merging.spec.pipeline_spec import ExpertRef, ModelRef, OutputSpec, PipelineSpec
 from merging.spec.plugins import import_plugin
 from merging.spec.relations import check_relations
 from merging.spec.text import parse_text, plain, read_text
 from merging.spec.wording import described, join
+from merging.working_folder import working_folder
 
 _SCALARS = ("device", "memory", "precision", "seed", "plugins", "allow", "vocabulary", "notes")
 
 
 def load_spec(path: str | Path, sets: Sequence[str] = ()) -> PipelineSpec:
-    """The spec in a JSON or YAML file, with `--set` overrides. Raises SpecError with all problems at once."""
+    """The spec in a JSON or YAML file, or in what a pipe gives, with `--set` overrides.
+
+    Raises SpecError with all problems at once."""
     path = Path(path)
+    if not path.is_absolute():
+        working_folder()  # which may be gone
     raw = parse_text(read_text(path), str(path), yaml_syntax=path.suffix.lower() != ".json")
+    if is_stream(path):  # it lies nowhere: paths are relative to the working folder, and a name it has not
+        return _parsed(raw, working_folder(), None, sets, str(path))
     return _parsed(raw, path.parent, path.stem, sets, str(path))
 
 
@@ -40,9 +47,12 @@ def parse_spec(raw: Mapping[str, Any], folder: Path, name: str, sets: Sequence[s
     return _parsed(plain(raw, label), folder, name, sets, label)
 
 
-def _parsed(raw: dict[str, Any], folder: Path, name: str, sets: Sequence[str], label: str) -> PipelineSpec:
+def _parsed(
+    raw: dict[str, Any], folder: Path, name: str | None, sets: Sequence[str], label: str
+) -> PipelineSpec:
+    """`name`: of the output folder where the spec gives none; without, there is none."""
     reading = _Reading(overridden(raw, sets), folder)
-    values = reading.values(default_output=f"{name}-out")
+    values = reading.values(default_output=None if name is None else f"{name}-out")
     if problems := reading.findings.problems():
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise SpecError(f"{label} has {count}", problems=problems)
@@ -57,7 +67,7 @@ class _Reading:
         self.findings = Findings()
         self.paths = Paths(folder, self.findings)
 
-    def values(self, default_output: str) -> dict[str, Any]:
+    def values(self, default_output: str | None) -> dict[str, Any]:
         """The fields of PipelineSpec."""
         fields = PipelineSpec.model_fields
         self.findings.keys("", PipelineSpec)
@@ -210,14 +220,14 @@ class _Reading:
             found["model"] = self.paths.model(spec.model, join(where, "model"))
         return spec.model_copy(update=found)
 
-    def _output(self, default: str) -> OutputSpec | None:
+    def _output(self, default: str | None) -> OutputSpec | None:
         value = self.raw.get("output")
         value = {"path": value} if isinstance(value, str) else value
         output = self.findings.read(OutputSpec, {} if value is None else value, "output")
         if output is None:
             return None
-        path = self.paths.absolute(output.path or default)
-        return output.model_copy(update={"path": path})
+        given = output.path or default
+        return output.model_copy(update={"path": given and self.paths.absolute(given)})
 
     def _reference(self, kind: type[Any], value: object, where: str) -> Any:
         if not isinstance(value, str | dict):

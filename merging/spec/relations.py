@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from merging.data.spec import TaskSpec
@@ -11,6 +10,7 @@ from merging.layer_settings import changed
 from merging.registry import did_you_mean
 from merging.spec.component import Component, find_class
 from merging.spec.findings import Findings
+from merging.spec.own_folders import clashes
 from merging.spec.paths import exists
 from merging.spec.pipeline_spec import ExpertRef, ModelRef, OutputSpec
 from merging.spec.wording import join, shortened
@@ -32,7 +32,7 @@ def check_relations(
     _check_task_names(experts, tasks, findings)
     _check_data(raw, experts, merge, calibrators, findings)
     _check_weights(experts, merge, findings)
-    _check_output(base, experts, output, findings)
+    _check_output(base, experts, merge, tasks, output, findings)
     _check_order(raw, calibrate, findings)
     _check_metrics(calibrators, tasks, findings)
     _check_vocabulary(raw, merge, output, findings)
@@ -168,16 +168,14 @@ def _check_weights(
 def _check_output(
     base: ModelRef | None,
     experts: Mapping[str, ExpertRef | None],
+    merge: Component | None,
+    tasks: Mapping[str, TaskSpec | None],
     output: OutputSpec | None,
     findings: Findings,
 ) -> None:
     if output is None or output.path is None:
         return
-    inputs = {f'expert "{name}"': ref.ref for name, ref in experts.items() if ref is not None}
-    if base is not None:
-        inputs["the base"] = base
-    for label, ref in inputs.items():
-        if ref.is_local and output.path.is_relative_to(Path(ref.model)):
-            findings.add("output.path", f"is the folder of {label}, or inside it", "Choose another folder.")
+    for what in clashes(output.path, base, experts, merge, tasks):
+        findings.add("output.path", what, "Choose another folder.")
     if exists(output.path) and output.path.is_file():
         findings.add("output.path", f'"{shortened(str(output.path))}" is a file, expected a folder')

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def plain(value: Mapping[Any, Any], label: str) -> dict[str, Any]:
             _check_characters(value, where, label)
             return str(value)
         if isinstance(value, float) and not math.isfinite(value):
-            raise SpecError(f"{label}: {where}: found {value}, expected a finite number")
+            raise SpecError(f"{label}: {where}: found {json.dumps(value)}, expected a finite number")
         if isinstance(value, _LongNumber):
             raise SpecError(
                 f"{label}: {where or 'top level'}: found a number of {value.digits} digits, expected one of "
@@ -131,13 +131,20 @@ def _check_characters(text: str, where: str, label: str) -> None:
         raise SpecError(f'{label}: {where or "top level"}: "{shortened(text)}" is not proper text')
 
 
-def json_value(text: str, *, for_plain: bool = False) -> Any:
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number that JSON may hold")
+
+
+def json_value(
+    text: str, *, for_plain: bool = False, constant: Callable[[str], float] = _refuse_constant
+) -> Any:
     """A JSON value. Raises ValueError for bad syntax, keys given twice, NaN and infinity. `for_plain`:
-    numbers that are too long are left to `plain`, which knows their place."""
+    numbers that are too long are left to `plain`, which knows their place.
+    `constant`: what becomes of NaN and infinity."""
     return json.loads(
         text,
         object_pairs_hook=_without_duplicates,
-        parse_constant=_refuse_constant,
+        parse_constant=constant,
         parse_int=_whole if for_plain else int,
     )
 
@@ -156,7 +163,7 @@ def _whole(text: str) -> int | _LongNumber:
 
 def _loaded_json(text: str, label: str) -> Any:
     try:
-        return json_value(text, for_plain=True)
+        return json_value(text, for_plain=True, constant=float)  # `plain` says where they stand
     except json.JSONDecodeError as error:
         what = error.msg[0].lower() + error.msg[1:]
         before = text[: error.pos].rstrip()
@@ -176,10 +183,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f'the key "{shortened(key)}" is given twice in one object')
         found[key] = value
     return found
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number that a spec may hold")
 
 
 class _Loader(yaml.SafeLoader):

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_texts import saved
 
+from benchmarks.suites.grid import Records, Suite, references
 from benchmarks.suites.text import making, training
 from benchmarks.suites.text.making import ADAPTER_SPEC, Recipe, make, suite_of
 from benchmarks.suites.text.splits import PARTS, Part
@@ -128,6 +129,12 @@ def test_a_suite_is_made_merged_and_measured(recipe: Recipe, tmp_path: Path) -> 
     changed = {name for name in base if not torch.equal(base[name], expert[name])}
     assert changed
     assert all(".layers." in name or ".block." in name for name in changed)
+    records = Records(tmp_path / "records.jsonl")
+    references(Suite(specs["spec.json"]), folder / "models" / "joint", records)
+    for name in ("base", "experts"):
+        scored = records.entries["references", name, "none", 0].scores
+        told = {task: report.scores for task, report in reports["spec.json"].tasks.items()}
+        assert scored == {task: getattr(scores, name.removesuffix("s")) for task, scores in told.items()}
     history = json.loads((folder / "training" / "kind.json").read_text())
     assert [look["step"] for look in history] == [6, 12, 18, 24, 30]
     assert history[-1]["loss"] < history[0]["loss"]

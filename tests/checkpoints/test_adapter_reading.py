@@ -114,6 +114,59 @@ def test_numbers_that_cannot_be_are_refused_in_a_few_short_lines(fields):
     assert max(map(len, text.splitlines())) < 300
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lora_alpha": None}, "lora_alpha: .*number, found null"),
+        ({"r": None}, "r: .*integer, found null"),
+        ({"bias": None}, "bias: .*found null"),
+        ({"rank_pattern": None}, "rank_pattern: .*dictionary, found null"),
+        ({"r": "4"}, "r: .*integer, found '4'"),
+        ({"r": 4.0}, "r: .*integer, found 4.0"),
+        ({"lora_alpha": "8"}, "lora_alpha: .*number, found '8'"),
+        ({"lora_alpha": True}, "lora_alpha: .*number, found True"),
+        ({"fan_in_fan_out": "yes"}, "fan_in_fan_out: .*boolean, found 'yes'"),
+        ({"rank_pattern": {"X": "4"}}, "rank_pattern.X: .*integer, found '4'"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name_and_never_guessed(fields, words):
+    with pytest.raises(CheckpointError, match=words):
+        checked({"r": 4, **fields}, "expert")
+
+
+def test_a_flag_that_is_null_is_off_as_in_peft():
+    flags = dict.fromkeys(("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out", "init_lora_weights"))
+
+    assert checked({"r": 4, **flags}, "expert").scale("X") == 2.0
+
+
+def test_nan_in_an_adapters_config_is_told_of_that_file(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "lora_alpha": NaN}')
+
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json is not valid JSON: NaN") as caught:
+        read_config(tmp_path, "expert")
+
+    assert "spec" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(None, 'is null, expected "LORA"'), (3, 'is 3, expected "LORA"')]
+)
+def test_a_kind_of_adapter_that_is_no_text_is_told_as_it_stands(kind, words):
+    with pytest.raises(CheckpointError, match=words):
+        checked({"peft_type": kind}, "expert")
+
+
+def test_an_adapter_without_tensors_is_refused(tmp_path):
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"r": 4}')
+
+    with pytest.raises(
+        CheckpointError, match=r"adapter_model\.safetensors holds no tensors[\s\S]*save_pretrained"
+    ):
+        open_adapter(tmp_path, StateDictSource({"X.weight": torch.ones(4, 4)}), None, 'expert "a"')
+
+
 def test_a_config_with_a_key_given_twice_is_refused(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"r": 4, "r": 8}')
 

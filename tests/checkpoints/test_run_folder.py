@@ -272,3 +272,11 @@ def test_nothing_is_written_through_a_link_that_leads_out(tmp_path):
         folder.write_atomic("heads/a.json", "{}")
 
     assert not list(elsewhere.iterdir())
+
+
+def test_links_that_lead_nowhere_are_told_with_where_they_lead(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+
+    for place in (tmp_path / "link", tmp_path / "link" / "out"):
+        with pytest.raises(OutputError, match=r'link is a link to "nowhere", which is not there'):
+            RunFolder(place).check()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -159,6 +163,11 @@ def test_several_files_without_an_index_are_not_guessed_at(tmp_path):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git-LFS pointer.*lfs pull"),
         (b"GGUF\x03\x00\x00\x00rest of it", "GGUF"),
         (b"PK\x03\x04 rest of an archive", "pickled torch file under a safetensors name"),
+        (gzip.compress(b"weights"), 'is packed with gzip.*"gunzip"'),
+        (bz2.compress(b"weights"), "is packed with bzip2"),
+        (lzma.compress(b"weights"), "is packed with xz"),
+        (b"\x28\xb5\x2f\xfd" + b"weights", "is packed with zstd"),
+        (b"model/".ljust(257, b"\0") + b"ustar\x0000", 'is packed with tar.*"tar -xf"'),
         (b"\x05\x00", "has only 2 bytes"),
         (b"\xff" * 64, "header claims to be 18446744073709551615 bytes"),
         ((200_000_000).to_bytes(8, "little") + b"{}", "header claims to be 200000000 bytes"),
@@ -198,6 +207,21 @@ def test_headers_that_contradict_themselves_or_the_file(tmp_path, header, data, 
     path = with_header(tmp_path / "model.safetensors", header, data)
     with pytest.raises(CheckpointError, match=words):
         SafetensorsSource(path)
+
+
+def test_a_zip_archive_under_that_name_is_called_one(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.safetensors", "w") as archive:
+        archive.writestr("model.safetensors", b"weights")
+    with pytest.raises(CheckpointError, match=r"is packed with zip[\s\S]*unzip"):
+        SafetensorsSource(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0x8B1F, 0x088B1F])
+def test_a_header_as_long_as_the_first_bytes_of_gzip_say_is_one(tmp_path, length):
+    text = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).ljust(length).encode()
+    (tmp_path / "model.safetensors").write_bytes(length.to_bytes(8, "little") + text + b"1234")
+
+    assert SafetensorsSource(tmp_path).names() == ("x",)
 
 
 def test_a_file_cut_short_is_found_before_anything_is_read(folder):

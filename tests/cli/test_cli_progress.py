@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from merging_cli.progress import PlainProgress, duration, line, size
+import re
+
+import pytest
+from merging_cli.progress import Pace, PlainProgress, duration, line, size
 from merging_cli.render import render_plan, table
 
 
@@ -47,6 +50,43 @@ def test_a_stage_that_is_whole_from_the_start_and_one_of_nothing_end_once():
         progress(stage, total, total)
 
     assert len(lines) == 2
+
+
+def test_starting_up_is_no_measure_of_the_pace():
+    lines: list[str] = []
+    now = [0.0]
+    progress = PlainProgress(lines.append, lambda: now[0])
+    for _ in range(600):  # a minute in which processes load their libraries
+        progress("train", 0, 100)
+        now[0] += 0.1
+    for done in range(1, 101):
+        now[0] += 1.0
+        progress("train", done, 100)
+
+    assert all("left" not in text for text in lines[:2])
+    foretold = [text.split("  ") for text in lines if "left" in text]
+    assert len(foretold) == 9
+    for parts in foretold:
+        done = int(re.search(r"(\d+) of 100", "  ".join(parts))[1])
+        minutes, seconds = re.fullmatch(r"(?:(\d+) min )?(\d+) s left", parts[-1]).groups(default="0")
+        assert 60 * int(minutes) + int(seconds) == pytest.approx(100 - done, rel=0.2)
+    assert "done in 2 min 40 s" in lines[-1]
+
+
+def test_no_end_is_foretold_while_the_pace_changes():
+    pace = Pace(0.0, 0)
+    pace.add(100.0, 1)
+    assert not pace.known
+
+    for second in range(1, 21):
+        pace.add(100.0 + second, 1 + second)
+    assert not pace.known
+
+    for second in range(21, 1000):
+        pace.add(100.0 + second, 1 + second)
+    assert pace.known
+    assert pace.advanced == 1000
+    assert pace.seconds == 1099
 
 
 def test_no_end_is_foretold_beyond_a_day():

@@ -177,3 +177,21 @@ def test_folders_that_are_no_examples(tmp_path, base, make, words):
 
     with pytest.raises(DataError, match=words):
         opened(tmp_path / "data", base)
+
+
+def test_links_that_lead_nowhere_are_pictures_that_cannot_be_used(tmp_path, base):
+    folder = drawn(tmp_path / "data", {"a": 3, "b": 3})
+    (folder / "a" / "lost.png").symlink_to("nowhere.png")
+
+    with pytest.raises(DataError, match="1 of 7 images cannot be used") as caught:
+        opened(folder, base)
+
+    assert 'lost.png: a link to "nowhere.png", which is not there' in str(caught.value)
+
+
+def test_a_class_folder_that_is_a_link_to_nowhere_is_told(tmp_path, base):
+    folder = drawn(tmp_path / "data", {"a": 3, "b": 3})
+    (folder / "c").symlink_to("nowhere")
+
+    with pytest.raises(DataError, match=r"1 of what lies in .* links that lead nowhere"):
+        opened(folder, base)

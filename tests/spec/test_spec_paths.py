@@ -99,3 +99,14 @@ def test_data_and_heads_must_exist_and_be_of_their_kind(folder):
     assert 'did you mean "data/mnist"' in found["tasks.a.calibration.path"]
     assert "is a folder, expected a file" in found["tasks.a.test.path"]
     assert "found an empty text" in found["tasks.a.head.path"]
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_a_misspelling(folder):
+    (folder / "heads" / "x.safetensors").symlink_to("lost.safetensors")
+    head = {"type": "linear", "path": "heads/x.safetensors"}
+
+    with pytest.raises(SpecError) as caught:
+        spec_of(folder, tasks={"a": {"head": head}})
+
+    assert 'is a link to "lost.safetensors", which is not there' in str(caught.value)
+    assert "did you mean" not in str(caught.value)

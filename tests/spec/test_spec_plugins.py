@@ -115,3 +115,10 @@ def test_settings_of_plugins_are_checked_like_others(folder):
 
     with pytest.raises(SpecError, match=r"(?s)merge\.sharpnes: unknown key.*sharpness"):
         spec_of(folder, "rule_s", "rule_s", sharpnes=1)
+
+
+def test_a_file_that_is_not_called_py_is_no_plugin(folder):
+    (folder / "rules.txt").write_text("import nothing")
+
+    with pytest.raises(SpecError, match=r'"\./rules\.txt" is not called \.py'):
+        spec_of(folder, "./rules.txt", "average")
