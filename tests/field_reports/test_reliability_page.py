@@ -33,7 +33,8 @@ def test_every_test_on_the_page_exists() -> None:
 
 
 def test_the_counts_are_those_of_the_table() -> None:
-    told = {kind: int(count) for kind, count in re.findall(r"^\| (\w+) \| (\d+) \|", PAGE, re.MULTILINE)}
+    lines = re.findall(r"^\| (refused|handled|warned) \| (\d+) \|", PAGE, re.MULTILINE)
+    told = {kind: int(count) for kind, count in lines}
 
     assert told == Counter(outcome for *_, outcome, _ in CASE.findall(PAGE))
     assert re.search(r"^75 things", PAGE, re.MULTILINE)
