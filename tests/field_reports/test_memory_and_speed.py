@@ -57,7 +57,7 @@ def merged_within(out: Path, spec: dict[str, Any]) -> int:
     try:
         Pipeline.from_spec(spec).run(
             out.with_name("before")
-        )  # libraries are loaded, and all of them is resident
+        )  # libraries are loaded and resident
         shutil.rmtree(out.with_name("before"))
         before = resident()
         report = Pipeline.from_spec(spec).run(out)
