@@ -83,15 +83,33 @@ def precisions(suite: Suite, records: Records) -> None:
 def distance(suite: Suite, records: Records) -> None:
     """Merging experts that stopped on their way: nearer to the base and to each other, and less able."""
     for share in SHARES:
-        table, nearer = f"share {share:g}", suite if share == 1 else suite.nearer(share)
-        _with_experts(nearer, table, records)
+        table = f"share {share:g}"
+        if share == 1:
+            _known_of_all(suite, table, records)
+        _with_experts(suite if share == 1 else suite.nearer(share), table, records)
 
 
 def tasks(suite: Suite, records: Records) -> None:
     """Merging the first experts alone."""
     for count in COUNTS:
+        if count == len(suite.tasks):
+            _known_of_all(suite, f"tasks {count}", records)
         if count <= len(suite.tasks):
             _with_experts(suite.first(count), f"tasks {count}", records)
+
+
+def _known_of_all(suite: Suite, table: str, records: Records) -> None:
+    """Under this table too, what other parts have measured of the whole suite at defaults, to the same."""
+    data = suite.data()
+    if any(len(data[task]) != SAMPLES[-1] for task in data):
+        return
+    found = {("experts", "none"): "references", (AVERAGE.label, "none"): "rules"}
+    calibrated = ((AVERAGE.label, "featcal"), (CHAIN.label, "none"), (CHAIN.label, "featcal"))
+    found |= dict.fromkeys(calibrated, f"samples {SAMPLES[-1]}")
+    for (row, calibrator), where in found.items():
+        entry = records.entries.get((where, row, calibrator, 0))
+        if entry is not None and (table, row, calibrator, 0) not in records.entries:
+            records.add(replace(entry, table=table))
 
 
 def _with_experts(suite: Suite, table: str, records: Records) -> None:

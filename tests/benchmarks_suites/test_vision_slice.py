@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from benchmarks.suites import grid, report, tables
+from benchmarks.suites import experiments, grid, report, tables
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
 from benchmarks.suites.experiments import SAMPLES, shift
 from benchmarks.suites.rows import RULES, Row
@@ -330,3 +330,23 @@ def test_experts_on_their_way_and_fewer_tasks_are_suites_of_their_own(suite: Pat
     told = report._with_experts(records, "experts at", {"0.25": "share 0.25", "0.5": "share 0.5"})
     assert told[0].splitlines()[0] == "| experts at | 0.5 |"
     assert "| average + FeatCal | 40.0 (75.0) |" in told[0]
+
+
+def test_what_is_known_of_the_whole_suite_is_not_measured_again(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "SAMPLES", (24,))
+    records = grid.Records(tmp_path / "records.jsonl")
+    for table, row, calibrator in (
+        ("references", "experts", "none"),
+        ("rules", "average", "none"),
+        ("samples 24", "average", "featcal"),
+        ("samples 24", "Chain of Merges", "none"),
+        ("samples 24", "Chain of Merges", "featcal"),
+    ):
+        records.add(grid.Entry(table, row, calibrator, 0, {"one": 0.5, "two": 0.25}))
+    monkeypatch.setattr(experiments, "SHARES", (1.0,))
+
+    experiments.distance(grid.Suite(suite / "spec.json"), records)
+
+    assert [entry.scores["two"] for entry in records.of("share 1")] == [0.25] * 5

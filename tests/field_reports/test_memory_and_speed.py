@@ -55,9 +55,7 @@ def merged_within(out: Path, spec: dict[str, Any]) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        Pipeline.from_spec(spec).run(
-            out.with_name("before")
-        )  # libraries are loaded and resident
+        Pipeline.from_spec(spec).run(out.with_name("before"))  # libraries are loaded and resident
         shutil.rmtree(out.with_name("before"))
         before = resident()
         report = Pipeline.from_spec(spec).run(out)
