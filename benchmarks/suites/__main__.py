@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     given = parser.parse_args(arguments)
     if given.command == "measure":
+        given.out.mkdir(parents=True, exist_ok=True)
+        with (given.out / "commands.txt").open("a", encoding="utf-8") as commands:
+            commands.write(shlex.join(sys.argv[1:] if arguments is None else arguments) + "\n")
         _measure(given.suite, given.out, given.only or ("rules", *PARTS), given.rows, given.defaults)
     elif given.command == "report":
         _report(given.page, given.title, given.measured)
@@ -66,8 +70,6 @@ def _measure(
     from benchmarks.suites import experiments, grid, rows
 
     built, records = grid.Suite(spec), grid.Records(out / "records.jsonl")
-    with (out / "commands.txt").open("a", encoding="utf-8") as commands:
-        commands.write(f"measure {spec} --out {out}\n")
     joint = spec.parent / "models" / "joint"
     grid.references(built, joint if joint.exists() else None, records)
     for part in parts:
@@ -77,7 +79,9 @@ def _measure(
             wanted = [row for row in wanted if labels is None or row.label in labels]
             if defaults:
                 wanted = [replace(row, sweep={}) for row in wanted]
-            for calibrators in (("featcal",), rows.CALIBRATORS):
+            headed = all(task.head is not None for task in built.tasks.values())
+            # The others correct what a head reads; answers of a language model are read without one.
+            for calibrators in (("featcal",), *((rows.CALIBRATORS,) if headed else ())):
                 grid.measure(
                     built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records
                 )
