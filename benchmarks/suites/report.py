@@ -139,7 +139,7 @@ def _shift(found: Mapping[str, Sequence[float]], figures: Path, stem: str) -> li
 
 def _mean(records: Records, table: str, row: str, calibrator: str) -> float:
     entry: Entry = records.entries[table, row, calibrator, 0]
-    return 100 * statistics.mean(entry.scores.values())
+    return statistics.mean(100 * score for score in entry.scores.values())
 
 
 def _numbers(

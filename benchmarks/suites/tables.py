@@ -76,7 +76,7 @@ def _scores(records: Records, table: str, row: str) -> Mapping[str, float] | Non
 
 
 def _cell(scores: Mapping[str, float], experts: Mapping[str, float] | None) -> str:
-    mean = 100 * statistics.mean(scores.values())
+    mean = statistics.mean(100 * score for score in scores.values())
     return f"{mean:.1f}" if experts is None else f"{mean:.1f} ({share(scores, experts):.1f})"
 
 
