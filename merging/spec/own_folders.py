@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from merging.spec.paths import exists
+
 WRITTEN = ("merged", "calibrated", "heads")  # folders of a run in its output folder
 
 
@@ -21,7 +23,7 @@ def clashes(
     real = Path(os.path.realpath(output))
     found = []
     for label, path in _inputs(base, experts, merge, tasks):
-        if not path.exists():
+        if not exists(path):
             continue
         inside = Path(os.path.realpath(path))
         if path.is_dir() and real.is_relative_to(inside):

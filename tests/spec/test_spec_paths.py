@@ -110,3 +110,9 @@ def test_a_link_that_leads_nowhere_is_not_taken_for_a_misspelling(folder):
 
     assert 'is a link to "lost.safetensors", which is not there' in str(caught.value)
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["y" * 300, "y" * 5000])
+def test_a_name_that_no_file_system_holds_is_a_missing_path(name, folder):
+    with pytest.raises(SpecError, match="no such folder"):
+        spec_of(folder, base=f"./{name}")
