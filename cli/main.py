@@ -10,14 +10,17 @@ from typing import Annotated
 import typer
 
 import merging
+from merging.address_space import refuse_too_little_space
 from merging.errors import MergingError
 from merging.open_files import telling_of_open_files
+from merging.want_of_memory import telling_of_memory
 from merging.working_folder import leave_if_gone
 
 from . import checkpoints, components, demo, drift, pipeline, signals, verify
 from .failures import failed, interrupted, stopped, unexpected, usage
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click's
+_ANSWERED = (UsageError, BrokenPipeError, typer.Abort)  # by `main`, whatever was the matter with memory
 
 app = typer.Typer(
     name="merging",
@@ -63,6 +66,7 @@ def run() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages, where Linux has them
     try:
         signals.answer_by_exception()
+        refuse_too_little_space()
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
         code = interrupted()
@@ -80,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     debug, as_json = "--debug" in arguments, "--json" in arguments
     words = [word for word in arguments if word != "--debug"]
     try:
-        with telling_of_open_files():
+        with telling_of_memory(*_ANSWERED), telling_of_open_files():
             code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
         sys.stdout.flush()
         return interrupted() if code == 130 else code if isinstance(code, int) else 0

@@ -1,20 +1,49 @@
-"""give_back: memory that was freed, but that the C library still holds, back to the system."""
+"""What the C library does with freed memory: kept for the next tensor, or given back to the system."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 
 def give_back() -> None:
     """A few milliseconds; for moments at which much was freed. Does nothing where there is no glibc."""
-    trim = _trim()
+    trim = _function("malloc_trim")
     if trim is not None:
         trim(0)
 
 
+@contextmanager
+def reusing() -> Iterator[None]:
+    """Until it ends, freed memory stays with the process until `give_back`, but for very large tensors.
+
+    Otherwise each activation of some megabytes is fetched from the system anew, at several times the cost of
+    what is computed in it. Leaves alone what the user has set by MALLOC_... or GLIBC_TUNABLES, and does
+    nothing where there is no glibc."""
+    mallopt = _function("mallopt")
+    own = any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"))
+    if mallopt is None or own or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGE) or mallopt(_MMAP_THRESHOLD, _LARGEST_OF_OLD)
+    mallopt(_TRIM_THRESHOLD, _NEVER)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _LARGEST_OF_OLD)
+        mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_OF_OLD)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+_LARGE, _NEVER = 64 << 20, (1 << 31) - 1
+_LARGEST_OF_OLD = 32 << 20  # what releases before 2.35 allow; where the library's own adaption ends, too
+
+
 @cache
-def _trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+def _function(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

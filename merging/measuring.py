@@ -5,7 +5,7 @@ Shape letters: B examples, T tokens, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -56,11 +56,13 @@ class Measure:
         norms: dict[str, NormMoments],
         kinds: Mapping[str, NormKind],
         weights: TokenWeights,
+        untouched: Container[str] = (),
     ) -> None:
+        """`untouched`: linears whose input the block leaves as it was; those need not be copied."""
         self._block, self._moments, self._norms = block, moments, norms
-        self._kinds, self._weights = kinds, weights
-        self._kept: dict[Feed, Tensor] = {}
-        self._targets: dict[Feed, Tensor] = {}
+        self._kinds, self._weights, self._untouched = kinds, weights, untouched
+        self._kept: dict[Feed, _Kept] = {}
+        self._targets: dict[Feed, _Kept] = {}
         self._answered: dict[Feed, dict[str, Tensor]] = {}
 
     def observers(self) -> dict[str, Callable[[Tensor], None]]:
@@ -97,11 +99,11 @@ class Measure:
             self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
 
     def _keep(self, feed: Feed, x_BTD: Tensor) -> None:
-        self._kept[feed] = x_BTD.clone()  # the block may go on to change it in place
+        self._kept[feed] = self._for_later(feed, x_BTD)
 
     def _pair(self, feed: Feed, target_BTD: Tensor) -> None:
         if self._moments[feed].answers:
-            self._targets[feed] = target_BTD.clone()
+            self._targets[feed] = self._for_later(feed, target_BTD)
         else:
             self._add_pair(feed, target_BTD)
 
@@ -111,17 +113,36 @@ class Measure:
         if len(answered) == len(feed.linears):
             answers_BTO = torch.cat([answered[name] for name in feed.linears], dim=-1)
             del self._answered[feed]
-            self._add_pair(feed, self._targets.pop(feed), answers_BTO)
+            self._add_pair(feed, self._taken(feed, self._targets), answers_BTO)
 
     def _add_pair(self, feed: Feed, target_BTD: Tensor, answers_BTO: Tensor | None = None) -> None:
-        x_BTD = self._kept.pop(feed)
+        x_BTD = self._taken(feed, self._kept)
         weights_BT = self._weights(feed.linears[0], x_BTD.shape[:-1])
         with _told(self._block, feed.linears[0]):
             self._moments[feed].add(x_BTD, weights_BT, target_BTD, answers_BTO)
 
+    def _for_later(self, feed: Feed, x_BTD: Tensor) -> _Kept:
+        copied = feed.linears[0] not in self._untouched  # the block goes on to change it in place
+        kept_BTD = x_BTD.clone() if copied else x_BTD
+        return _Kept(kept_BTD, kept_BTD._version)
+
+    def _taken(self, feed: Feed, kept: dict[Feed, _Kept]) -> Tensor:
+        x_BTD, version = kept.pop(feed)
+        if x_BTD._version != version:
+            raise TracingError(
+                f'"{self._block.name}" changes the input of "{feed.linears[0]}" in place for some batches',
+                remedy="Its inputs cannot be measured. Take the block out of the backbone's stacks.",
+            )
+        return x_BTD
+
     def _add_norm(self, name: str, x_BTD: Tensor) -> None:
         z_BTD = normalised(self._block.module.get_submodule(name), x_BTD, self._kinds[name].offset)
         self._norms[name].add(z_BTD, self._weights(name, x_BTD.shape[:-1]))
+
+
+class _Kept(NamedTuple):
+    tensor: Tensor
+    version: int  # goes up with every change in place
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from merging.address_space import space_left
 from merging.checkpoints.manifest import MANIFEST
 from merging.errors import Problem
 from merging.preflight import Finding
@@ -66,6 +67,8 @@ def machine_memory() -> tuple[int | None, int | None]:
         except (OSError, ValueError):  # none, or "max"
             continue
         total = min(total, limit)
+    if (left := space_left()) is not None:  # of a limit such as `ulimit -v`
+        total = min(total, left + resident())
     return total, min(available, total)
 
 

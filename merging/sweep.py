@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from merging.allocator import give_back
+from merging.allocator import give_back, reusing
 from merging.backbones.routed_experts import following, step_of
 from merging.checkpoints.parts import Parts
 from merging.checkpoints.sink import CheckpointSink
@@ -30,6 +30,7 @@ from merging.errors import DataError, NumericalError, TracingError
 from merging.fates import BUFFER, NOT_WALKED, UNSEEN, copied_because, unsolved
 from merging.feed_weights import FeedWeights, Stacked, answers, outputs, outputs_of
 from merging.forwards import Forwards
+from merging.lean import lean_
 from merging.measuring import Measure, NormKind, TokenWeights, norm_kind, split_by_weights
 from merging.moments import Moments, NormMoments, Pool, sums_dtype
 from merging.normal_equations import NormalEquations, NormEquations, SolveHealth
@@ -97,6 +98,8 @@ class Sweep:
         names = self.models.base.names()
         self.student = StreamedModel(self.backbone, names, device=device, dtype=dtype)
         self.expert = StreamedModel(self.backbone, names, device=device, dtype=dtype)
+        for model in (self.student, self.expert):
+            lean_(model.module)
         self._weights, self._answers = FeedWeights(self.student), answers
         self._batches: dict[str, Sequence[Batch]] = {
             task: shared(data[task].batches(), ranks, task) for task in models.tasks
@@ -133,7 +136,7 @@ class Sweep:
         self.student.load(without=self._seeing)
         written: set[str] = set()
         try:
-            with torch.no_grad():
+            with reusing(), torch.no_grad():
                 for index, block in enumerate(self.blocks):
                     self._block(index, block, written)
             self.progress("sweep", self._units, self._units)
@@ -178,11 +181,11 @@ class Sweep:
             steps = [tuple(feeds) for _, feeds in groupby(layout.feeds, key=partial(_step, block))]
             for number, feeds in enumerate(steps):
                 final = number == len(steps) - 1 and not self.rule.norms
-                step = Layout(feeds, (), layout.order)
+                step = layout._replace(feeds=feeds, norms=())
                 part = self._solve(index, step, (number, len(steps)), final=final)
                 self._take(part, solved)
             if self.rule.norms:
-                step = Layout((), layout.norms, layout.order)
+                step = layout._replace(feeds=())
                 self._take(self._solve(index, step, (0, 1), final=True), solved)
         else:
             part = self._solve(index, layout, (0, 1), final=True)
@@ -234,7 +237,7 @@ class Sweep:
             for part in split_by_weights(feed, weights)
             for alike in self._split_by_rule(index, part)
         )
-        return Layout(feeds, layout.norms, layout.order)
+        return layout._replace(feeds=feeds)
 
     def _split_by_rule(self, index: int, feed: Feed) -> list[Feed]:
         """The feed in parts whose linears are solved with the same settings."""
@@ -396,7 +399,7 @@ class Sweep:
         with self._expert_at(task, index) if needs_expert else _nothing():
             for number, batch in enumerate(self._batches[task]):
                 weights = TokenWeights(self.backbone, batch, runs, rule.reads_out)
-                measure = Measure(block, moments, norm_moments, kinds, weights)
+                measure = Measure(block, moments, norm_moments, kinds, weights, layout.untouched)
                 try:
                     if rule.inputs == "expert":
                         output = expert.run(index, expert.call(index, number), measure.observers())

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from merging.contracts.backbone import Backbone
 from merging.errors import MergingError, TracingError
@@ -53,6 +54,7 @@ class Layout(NamedTuple):
     feeds: tuple[Feed, ...]
     norms: tuple[str, ...]
     order: tuple[str, ...] = ()  # all linears and norms as they run; empty where one runs more than once
+    untouched: frozenset[str] = frozenset()  # linears and norms whose input the block leaves as it was
 
     def last_of(self, names: Iterable[str]) -> str | None:
         """The one that runs last; None where that is not known."""
@@ -233,44 +235,68 @@ class BlockTracer(ActivationTracer):
         """Feeds and norms of a block, found by running it once: linears that are handed the same tensor share
         a feed."""
         module = self.blocks[block].module
-        seen: list[tuple[str, Tensor]] = []
+        seen: list[tuple[str, Tensor, int]] = []
         names = [
             name for name, child in module.named_modules() if name and (is_linear(child) or is_norm(child))
         ]
 
         def observer(name: str) -> Observer:
-            return lambda x: seen.append((name, x))  # kept alive, so that no two tensors share an address
+            # kept alive, so that no two tensors share an address
+            return lambda x: seen.append((name, x, x._version))
 
         self.run(block, self.call(block, batch), {name: observer(name) for name in names})
         feeds: dict[object, list[str]] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         norms: list[str] = []
-        for name, x in seen:
+        for name, x, version in seen:
             shapes[name] = tuple(x.shape)
             if not is_linear(module.get_submodule(name)):
                 norms.append(name)
             else:
                 same = x.data_ptr() if x.numel() else id(x)  # no tokens, no address
-                feeds.setdefault((same, x.shape, x.stride(), x._version), []).append(name)
+                feeds.setdefault((same, x.shape, x.stride(), version), []).append(name)
         found = [
             Feed(tuple(dict.fromkeys(linears)), shapes[linears[0]][-1], shapes[linears[0]][:-1])
             for linears in feeds.values()
         ]
-        order = tuple(name for name, _ in seen)
+        order = tuple(name for name, _, _ in seen)
+        touched = {name for name, x, version in seen if x._version != version}
         once = len(set(order)) == len(order)
-        return Layout(tuple(found), tuple(dict.fromkeys(norms)), order if once else ())
+        return Layout(
+            tuple(found),
+            tuple(dict.fromkeys(norms)),
+            order if once else (),
+            frozenset(shapes) - touched,
+        )
 
     def _answer(self, restore: ExitStack, finished: int, batch: int) -> None:
+        given: dict[str, _Given] = {}  # stack -> what its blocks answer in this forward
         for block in self.blocks[:finished]:
-            answer = partial(self._latest, block.stack, batch)
+            answer = partial(self._latest, given, block.stack, batch)
             _replace_forward(restore, block.module, answer)
 
-    def _latest(self, stack: str, batch: int, *_: Any, **__: Any) -> Any:
-        """What a finished block answers; asked only of stacks that the batch reaches."""
+    def _latest(self, given: dict[str, _Given], stack: str, batch: int, *_: Any, **__: Any) -> Any:
+        """What a finished block answers; asked only of stacks that the batch reaches. One copy serves all
+        blocks of a stack, until the model edits it in place."""
+        if stack in given and not given[stack].edited():
+            return given[stack].value
         key = (self._stream, batch, stack)
         if key not in self._records:
             raise TracingError(f'no output of stack "{stack}" is recorded for batch {batch}')
-        return self._records.get(key)
+        given[stack] = _Given(self._records.get(key))
+        return given[stack].value
+
+
+class _Given:
+    """An answer, and whether its tensors are still as they were."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        self._versions = [leaf._version for leaf in self._leaves]
+
+    def edited(self) -> bool:
+        return self._versions != [leaf._version for leaf in self._leaves]
 
 
 def feeds_of(backbone: Backbone) -> dict[str, tuple[Feed, ...]]:

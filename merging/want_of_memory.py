@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from merging.address_space import space_ran_out, told_limit
 from merging.errors import MergingError
 
 if TYPE_CHECKING:
     from merging.data.task import Examples, Task
 
-_SIGNS = ("can't allocate memory", "not enough memory", "cuda error: out of memory")
+_SIGNS = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "cuda error: out of memory",
+    "std::bad_alloc",
+    "failed to map segment",  # of a library that is to be loaded
+    "can't start new thread",  # whose stack is memory too
+)
+_ALLOW = "Allow more (`ulimit -v unlimited`), and run it again: what is finished is kept."
 
 
 @contextmanager
@@ -22,7 +34,28 @@ def want_of_memory(tasks: Mapping[str, Task]) -> Iterator[None]:
     except Exception as error:
         if not _is_of_memory(error):
             raise
+        if limit := _limit():
+            raise MergingError(f"out of memory: {limit}{_examples(tasks)}", remedy=_ALLOW) from error
         raise MergingError(f"out of memory{_examples(tasks)}", remedy=_remedy(tasks)) from error
+
+
+@contextmanager
+def telling_of_memory(*others: type[BaseException]) -> Iterator[None]:
+    """Raise MergingError for any failed allocation, in a run or not, and for whatever failed when the address
+    space was used up. An error that tells of it already is left as it is, and so are `others`."""
+    try:
+        yield
+    except others:
+        raise
+    except Exception as error:
+        if isinstance(error, MergingError) and error.remedy:
+            raise
+        limit = _limit()
+        if not (_is_of_memory(error) or (limit and not isinstance(error, MergingError))):
+            raise
+        what = f"out of memory: {limit}" if limit else "out of memory"
+        remedy = _ALLOW if limit else _remedy({})
+        raise MergingError(what, remedy=remedy) from error
 
 
 def longest(examples: Examples | None) -> int:
@@ -35,17 +68,22 @@ def longest(examples: Examples | None) -> int:
 
 def _is_of_memory(error: BaseException) -> bool:
     """Whether it is, or was caused by, a failed allocation."""
-    import torch
-
-    kinds = (MemoryError, torch.OutOfMemoryError)
+    torch = sys.modules.get("torch")  # which may be what could not be loaded
+    kinds = (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, kinds):
+        if isinstance(cause, kinds) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
             return True
-        if isinstance(cause, RuntimeError) and any(sign in str(cause).lower() for sign in _SIGNS):
+        told = isinstance(cause, RuntimeError | ImportError)
+        if told and any(sign in str(cause).lower() for sign in _SIGNS):
             return True
         cause = cause.__cause__
     return False
+
+
+def _limit() -> str:
+    """The limit on address space, where it is that which ran out."""
+    return told_limit() if space_ran_out() else ""
 
 
 def _examples(tasks: Mapping[str, Task]) -> str:

@@ -12,9 +12,11 @@ from torch.utils import _pytree as pytree
 
 from merging.checkpoints.source import StateDictSource
 from merging.errors import TracingError
+from merging.measuring import Measure, TokenWeights
+from merging.moments import Moments
 from merging.records import Records
 from merging.streaming import StreamedModel, load_model
-from merging.tracer import BlockTracer, blocks_of, feeds_of
+from merging.tracer import Block, BlockTracer, blocks_of, feeds_of
 
 
 def leaves(output: Any) -> list[Tensor]:
@@ -181,3 +183,74 @@ def test_feeds_are_found_without_reading_weights(name: str) -> None:
     assert [feed.linears for feed in found[blocks[0].stack]] == [
         feed.linears for feed in tracer.layout(0, 0).feeds
     ]
+
+
+def _all_alike(block: Block) -> TokenWeights:
+    backbone, _, batches = made("clip")
+    return TokenWeights(backbone, batches[0], block, reads_out=False)
+
+
+class _Editing(nn.Module):
+    """Reads its input by two linears, and changes it in between or afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = self.first(x)
+        x.mul_(2.0)
+        return early + self.second(x) + self.third(early)
+
+
+class _OneBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([_Editing()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x + 0)
+        return x
+
+
+def test_a_tensor_that_was_edited_in_place_is_another_feed() -> None:
+    model = _OneBlock()
+    tracer = BlockTracer(model, blocks_of(model, ["blocks"]), [{"x": torch.ones(3, 4)}], Records())
+
+    layout = tracer.layout(0, 0)
+
+    assert [feed.linears for feed in layout.feeds] == [("first",), ("second",), ("third",)]
+    assert layout.untouched == {"second", "third"}
+
+
+def test_inputs_are_measured_as_they_were_before_the_block_edits_them() -> None:
+    model = _OneBlock()
+    block = blocks_of(model, ["blocks"])[0]
+    x = torch.arange(12.0).reshape(3, 4)
+    tracer = BlockTracer(model, [block], [{"x": x}], Records())
+    layout = tracer.layout(0, 0)
+    moments = {feed: Moments(4, target=True) for feed in layout.feeds}
+    weights = _all_alike(block)
+    measure = Measure(block, moments, {}, {}, weights, layout.untouched)
+
+    tracer.run(0, tracer.call(0, 0), measure.keepers())
+    tracer.run(0, tracer.call(0, 0), measure.pairers())
+
+    found = {feed.linears[0]: one.cross_DD for feed, one in moments.items()}
+    assert torch.allclose(found["first"], x.T @ x / 3)
+    assert torch.allclose(found["second"], 4 * x.T @ x / 3)
+
+
+def test_a_kept_input_that_is_edited_after_all_is_an_error() -> None:
+    model = _OneBlock()
+    block = blocks_of(model, ["blocks"])[0]
+    tracer = BlockTracer(model, [block], [{"x": torch.ones(3, 4)}], Records())
+    moments = {feed: Moments(4, target=True) for feed in tracer.layout(0, 0).feeds}
+    weights = _all_alike(block)
+    measure = Measure(block, moments, {}, {}, weights, untouched={"first", "second", "third"})
+
+    tracer.run(0, tracer.call(0, 0), measure.keepers())
+
+    with pytest.raises(TracingError, match=r'"blocks\.0" changes the input of "first" in place'):
+        tracer.run(0, tracer.call(0, 0), measure.pairers())

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from merging.contracts import vectors
 from merging.costs.alive import AliveBytes
 from merging.costs.sizes import BlockSizes, FeedSizes, Sizes, Walk
+from merging.lean import lean_
 from merging.records import DEFAULT_MEMORY, Records
 from merging.tracer import Block, BlockTracer, blocks_of, hollow, is_transposed
 
@@ -50,7 +51,7 @@ def walk_of(backbone: Backbone, tasks: Mapping[str, Task]) -> Walk | None:
         return None
     longest = max((_longest(batches) for batches in given), key=_bytes)
     example = {name: value[:1] for name, value in longest.items()}
-    model = hollow(backbone)
+    model = lean_(hollow(backbone))
     stacks = tuple(stack for stack in backbone.stacks(model) if backbone.sees(example, stack))
     blocks = blocks_of(model, stacks)
     if not blocks:
