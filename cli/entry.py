@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from . import signals
 
 
 def run() -> None:
     """Ends the process with the command's exit code."""
     signals.answer_at_once()
+    _speak_utf8()
     from .main import run as follow
 
     follow()
+
+
+def _speak_utf8() -> None:
+    """Begin anew in Python's UTF-8 mode where it knows ASCII alone: in a C locale it cannot name most files."""
+    if os.name != "posix" or sys.flags.utf8_mode or not sys.executable:
+        return
+    if sys.getfilesystemencoding().lower() in ("ascii", "us-ascii", "ansi_x3.4-1968"):
+        os.environ["PYTHONUTF8"] = "1"  # of processes that this one starts
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

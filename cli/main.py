@@ -12,7 +12,7 @@ import typer
 import merging
 from merging.address_space import refuse_too_little_space
 from merging.errors import MergingError
-from merging.open_files import telling_of_open_files
+from merging.open_files import allow_open_files, telling_of_open_files
 from merging.want_of_memory import telling_of_memory
 from merging.working_folder import leave_if_gone
 
@@ -85,6 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--debug"]
     try:
         with telling_of_memory(*_ANSWERED), telling_of_open_files():
+            allow_open_files()
             code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
         sys.stdout.flush()
         return interrupted() if code == 130 else code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""address_space: a limit on it (`ulimit -v`) under which the libraries cannot be loaded is told before they are.
+"""address_space: a limit on it (`ulimit -v`) under which libraries cannot be loaded is told before they are.
 
 What they do there otherwise is their own: some raise, some end the process, some never return.
 """
@@ -100,8 +100,8 @@ def _try() -> None:
     if code:
         raise MergingError(
             f"out of memory: {told_limit()}, too little to load torch and transformers",
-            remedy="Allow more (`ulimit -v unlimited`, or what your batch system calls virtual memory). It is "
-            'resident memory that runs out on a machine: bound that, with "memory" in the spec.',
+            remedy="Allow more (`ulimit -v unlimited`, or what your batch system calls virtual memory). What "
+            'runs out on a machine is resident memory: bound that, with "memory" in the spec.',
         )
 
 

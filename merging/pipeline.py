@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from merging.contracts.method import Progress, silent
 from merging.errors import OutputError, run_begun
+from merging.open_files import telling_of_open_files
 from merging.spec import PipelineSpec, load_spec, parse_spec
 from merging.working_folder import working_folder
 
@@ -161,6 +162,7 @@ class Pipeline:
         found._tasks, found.curve = self._tasks, curve
         return found
 
+    @telling_of_open_files()
     def run(
         self,
         out: Path | str | None = None,
@@ -202,11 +204,13 @@ class Pipeline:
         if choice.batch is not None:
             rebatch_(self.tasks(), choice.batch)
         if not together.first:
-            where = choose_device(device or self.spec.device)
-            follower = Follower(
-                self.spec, self.resolve(), self.tasks(), device=where, ranks=together, limits=choice.limits
-            )
-            return follower.serve()
+            with want_of_files(self._reads, target), run_begun():
+                where, tasks = choose_device(device or self.spec.device), self.tasks()
+                follower = Follower(
+                    self.spec, self.resolve(), tasks, device=where, ranks=together, limits=choice.limits
+                )
+                with want_of_memory(tasks):
+                    return follower.serve()
         opened, tasks = self.resolve(), self.tasks()
         asked = self.spec.canonical()
         with want_of_room(target):

@@ -1,4 +1,4 @@
-"""Too little address space (`ulimit -v`) ends in one error that says so, not in whatever a library does then."""
+"""Too little address space (`ulimit -v`) ends in one error that says so, whatever a library does then."""
 
 from __future__ import annotations
 

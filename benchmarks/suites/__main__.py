@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -54,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     given = parser.parse_args(arguments)
     if given.command == "measure":
+        from benchmarks.suites.stamps import stamp
+
         given.out.mkdir(parents=True, exist_ok=True)
-        with (given.out / "commands.txt").open("a", encoding="utf-8") as commands:
-            commands.write(shlex.join(sys.argv[1:] if arguments is None else arguments) + "\n")
+        stamp(given.out, sys.argv[1:] if arguments is None else arguments)
         _measure(given.suite, given.out, given.only or ("rules", *PARTS), given.rows, given.defaults)
     elif given.command == "report":
         _report(given.page, given.title, given.measured)
@@ -95,10 +95,7 @@ def _measure(
 def _report(page: Path, title: str, measured: Path) -> None:
     from benchmarks.suites.report import write
 
-    commands = [
-        f"python -m benchmarks.suites {line}" for line in (measured / "commands.txt").read_text().splitlines()
-    ]
-    write(page, title, "\n".join(dict.fromkeys(commands)), measured)
+    write(page, title, measured)
 
 
 def _build(name: str, out: Path) -> None:

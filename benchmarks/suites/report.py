@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.machine import machine, versions
 from benchmarks.plot import curves
 from benchmarks.section import Section, write_section
 from benchmarks.suites import tables
 from benchmarks.suites.experiments import COUNTS, PRECISIONS, SAMPLES, SHARES, SWEEP_EXAMPLES, SWEEPS
 from benchmarks.suites.grid import Entry, Records
+from benchmarks.suites.stamps import stamps
 
 LINES = (
     ("average + FeatCal", "average", "featcal"),
@@ -26,7 +26,7 @@ HEADLINE = tuple(
 )
 
 
-def write(page: Path, title: str, command: str, measured: Path) -> None:
+def write(page: Path, title: str, measured: Path) -> None:
     """Put the section in its place on the page; figures lie in `figures` beside it."""
     records = Records(measured / "records.jsonl")
     stem = title.replace(" ", "-").replace(",", "")
@@ -34,7 +34,9 @@ def write(page: Path, title: str, command: str, measured: Path) -> None:
     shift = measured / "shift.json"
     if shift.exists():
         body += _shift(json.loads(shift.read_text(encoding="utf-8")), page.parent / "figures", stem)
-    write_section(page, Section(title, command, [machine(), versions()], body))
+    made = stamps(measured)
+    facts = dict.fromkeys(line for one in made for line in (one.machine, one.versions))
+    write_section(page, Section(title, "\n".join(one.command for one in made), list(facts), body))
 
 
 def _rules(records: Records) -> list[str]:

@@ -10,6 +10,7 @@ import os
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from threading import Thread
 
 import torch
 from torch import Tensor
@@ -170,12 +171,25 @@ def add_scaled_(total: Tensor, part: Tensor, scale: float) -> bool:
         and total.stride(1) == part.stride(1) == 1
     )
     if fits:
-        rows, columns = total.shape
-        _loaded().merging_add_scaled(
-            *(total.data_ptr(), total.stride(0), part.data_ptr(), part.stride(0)),
-            *(scale, rows, columns),
-        )
+        count = torch.get_num_threads() if total.numel() >= _WORTH_THREADS else 1
+        parts = list(zip(total.tensor_split(count), part.tensor_split(count), strict=True))
+        others = [Thread(target=_add_scaled_rows_, args=(*rows, scale)) for rows in parts[1:]]
+        for thread in others:
+            thread.start()
+        _add_scaled_rows_(*parts[0], scale)
+        for thread in others:
+            thread.join()
     return fits
+
+
+_WORTH_THREADS = 1 << 19  # entries
+
+
+def _add_scaled_rows_(total: Tensor, part: Tensor, scale: float) -> None:
+    rows, columns = total.shape
+    _loaded().merging_add_scaled(
+        *(total.data_ptr(), total.stride(0), part.data_ptr(), part.stride(0)), *(scale, rows, columns)
+    )
 
 
 def not_finite(data: Tensor, *, width: int, ones: int) -> int | None:

@@ -17,10 +17,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from benchmarks.machine import machine
 from benchmarks.suites import experiments, grid, report, tables
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
 from benchmarks.suites.experiments import SAMPLES, shift
 from benchmarks.suites.rows import RULES, Row
+from benchmarks.suites.stamps import stamp
 from benchmarks.suites.vision8 import grey, splits
 from benchmarks.suites.vision8.artwork import WHITE, IconSets, concept_of, placed
 from benchmarks.suites.vision8.splits import Drawn, split
@@ -241,12 +243,17 @@ def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> Non
     page.parent.mkdir()
     page.write_text("# Results\n\n## Other\n\ntext\n")
 
-    report.write(page, "vision, in small", "python -m this", tmp_path)
-    report.write(page, "vision, in small", "python -m this", tmp_path)
+    spec = tmp_path / "suites" / "tiny" / "spec.json"
+    for _ in range(2):
+        stamp(tmp_path, ["measure", str(spec), "--rows", "Task Arithmetic"])
+        report.write(page, "vision, in small", tmp_path)
 
     text = page.read_text()
     assert text.count("## vision, in small") == 1
     assert "## Other" in text
+    command = "python -m benchmarks.suites measure suites/tiny/spec.json --rows 'Task Arithmetic'"
+    assert text.count(command) == 1
+    assert text.count(machine()) == 1
     assert "| average | | 37.5 (100.0) | 37.5 (100.0) |" in " ".join(text.split("  "))
     assert "| average + FeatCal | 37.5 | 37.6 | 37.7 | 37.9 | 39.1 | 50.0 |" in text
     assert "| FeatCal on the average, 64 examples, `ridge` | 0.01 |" in text
