@@ -21,11 +21,12 @@ class Pool:
     def __init__(self) -> None:
         self._free: list[Tensor] = []
 
-    def zeros(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    def take(self, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """A tensor of any values."""
         for place, tensor in enumerate(self._free):
             if tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.device == device:
-                return self._free.pop(place).zero_()
-        return torch.zeros(shape, dtype=dtype, device=device)
+                return self._free.pop(place)
+        return torch.empty(shape, dtype=dtype, device=device)
 
     def take_back(self, tensor: Tensor) -> None:
         self._free.append(tensor)
@@ -88,21 +89,23 @@ class Moments:
         x_TD = self._rows(x_BTD, weights_BT)
         w_T = _chosen(weights_BT, x_TD)
         weighted_TD = x_TD if w_T is None else x_TD * w_T[:, None]
+        first = self._half is None
         if self._half is None:
             like: dict[str, Any] = {"dtype": sums_dtype(x_TD.dtype), "device": x_TD.device}
-            self._half = self._pool.zeros((self.features, self.features), **like)
+            self._half = self._pool.take((self.features, self.features), **like)
             self._sum, self._target_sum = self._sum.to(**like), self._target_sum.to(**like)
         self._open()
-        _add_half_gram(self._half, x_TD, weighted_TD)
+        _add_half_gram(self._half, x_TD, weighted_TD, first=first)
         self._sum += weighted_TD.sum(0, dtype=self._sum.dtype)
         if target_BTD is not None:
             y_TD = self._rows(target_BTD, weights_BT)
             weighted_y = y_TD if w_T is None else y_TD * w_T[:, None]
             self._target_sum += weighted_y.sum(0, dtype=self._sum.dtype)
             met = y_TD if answers_BTO is None else _wide_rows(answers_BTO, weights_BT)
+            first = self._cross is None
             if self._cross is None:
-                self._cross = self._pool.zeros((met.shape[1], self.features), **_like(self._half))
-            _add_product(self._cross, met, weighted_TD)
+                self._cross = self._pool.take((met.shape[1], self.features), **_like(self._half))
+            _add_product(self._cross, met, weighted_TD, first=first)
         self.tokens += x_TD.shape[0]
         self.total += float(x_TD.shape[0] if w_T is None else w_T.sum())
         if not bool(torch.isfinite(self._sum).all() and torch.isfinite(self._target_sum).all()):
@@ -286,16 +289,19 @@ def row_blocks(features: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _add_half_gram(half_DD: Tensor, x_TD: Tensor, weighted_TD: Tensor) -> None:
+def _add_half_gram(half_DD: Tensor, x_TD: Tensor, weighted_TD: Tensor, *, first: bool) -> None:
     """The upper blocks of xᵀ w x: half the work of the whole, but for the diagonal blocks."""
     for start, stop in row_blocks(len(half_DD)):
-        _add_product(half_DD[start:stop, start:], x_TD[:, start:stop], weighted_TD[:, start:])
+        _add_product(half_DD[start:stop, start:], x_TD[:, start:stop], weighted_TD[:, start:], first=first)
 
 
-def _add_product(sums_AB: Tensor, a_TA: Tensor, b_TB: Tensor) -> None:
-    """sums += aᵀ b. In bfloat16 the product of one batch is rounded to it before it is added up."""
+def _add_product(sums_AB: Tensor, a_TA: Tensor, b_TB: Tensor, *, first: bool) -> None:
+    """sums += aᵀ b; the `first` product replaces what is there. In bfloat16 the product of one batch is
+    rounded to it before it is added up."""
     if a_TA.dtype == sums_AB.dtype:
-        sums_AB.addmm_(a_TA.T, b_TB)
+        sums_AB.addmm_(a_TA.T, b_TB, beta=0 if first else 1)
+    elif first:
+        sums_AB.copy_(a_TA.T @ b_TB)
     else:
         sums_AB += (a_TA.T @ b_TB).to(sums_AB.dtype)
 

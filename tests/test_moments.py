@@ -195,8 +195,25 @@ def test_what_was_given_back_cannot_be_asked_any_more():
     moments.release()
     with pytest.raises(ValueError, match="keep a copy"):
         _ = moments.gram_DD
-    assert pool.zeros((3, 3), dtype=torch.float32, device=kept.device) is kept
-    assert not kept.any()
+    assert pool.take((3, 3), dtype=torch.float32, device=kept.device) is kept
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("first_rows", [0, 5])
+def test_used_memory_brings_nothing_into_new_sums(dtype: torch.dtype, first_rows: int) -> None:
+    pool, wide = Pool(), torch.float64 if dtype == torch.float64 else torch.float32
+    for shape in ((600, 600), (4, 600)):
+        pool.take_back(torch.full(shape, float("nan"), dtype=wide))
+    x_TD = rows(5, 600).to(dtype)
+    targets_TD, answers_TO = rows(5, 600, seed=1).to(dtype), rows(5, 4, seed=2).to(dtype)
+    used, fresh = Moments(600, target=True, answers=4, pool=pool), Moments(600, target=True, answers=4)
+    for moments in (used, fresh):
+        for some in (slice(first_rows), slice(None)):
+            moments.add(x_TD[some], None, targets_TD[some], answers_TO[some])
+
+    assert torch.equal(used.gram_DD, fresh.gram_DD)
+    assert bool(used.gram_DD.isfinite().all())
+    assert torch.equal(used.met(torch.ones(4, 600)), fresh.met(torch.ones(4, 600)))
 
 
 def test_more_can_be_added_after_the_gram_was_asked_for():

@@ -86,8 +86,9 @@ def _measure(
                     built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records
                 )
         elif part == "shift":
-            found = experiments.shift(built)
-            (out / "shift.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            found = experiments.apart(built)
+            for name, values in (("shift", found.shift), ("cosines", found.cosines)):
+                (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         else:
             experiments.ALL[part](built, records)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
 from benchmarks.suites.grid import Entry, Records, Suite, measure
 from benchmarks.suites.rows import ABLATION, Row
 from merging.checkpoints.source import CheckpointSource
+from merging.contracts.models import Models
 from merging.held_out import HeldOut
 from merging.scoring import measure_drift
 
@@ -129,18 +132,41 @@ def seeds(suite: Suite, records: Records) -> None:
         measure(suite, "seeds", HEADLINE, records, seed=seed)
 
 
-def shift(suite: Suite) -> dict[str, list[float]]:
-    """Merging Covariate Shift: how far a merged model's output of each block is from the expert's.
+@dataclass(frozen=True)
+class Apart:
+    """How far merged models are from the experts, by row."""
 
-    The 2-Wasserstein distance between Gaussians, over the root mean square of the latter; mean over tasks.
-    """
+    shift: dict[str, list[float]]
+    """Merging Covariate Shift of each block's output: the 2-Wasserstein distance between Gaussians, over the
+    root mean square of the expert's; mean over tasks."""
+    cosines: dict[str, dict[str, float]]
+    """Of what the merged model and each task's expert differ by from the base, over all tensors."""
+
+
+def apart(suite: Suite) -> Apart:
     data, made = suite.data(), {}
     for row in HEADLINE:
         spec = suite.spec(f'merge={{"type": "{row.rule}"}}', 'calibrate={"type": "featcal"}')
         made[row.label] = suite.merged(spec, data)
         if row.calibrators:
             made[f"{row.label} + FeatCal"] = suite.calibrated(spec, made[row.label], data)[0]
-    return {label: _shift(suite, source) for label, source in made.items()}
+    return Apart(
+        {label: _shift(suite, source) for label, source in made.items()},
+        {label: _cosines(suite.opened.models, source) for label, source in made.items()},
+    )
+
+
+def _cosines(models: Models, merged: CheckpointSource) -> dict[str, float]:
+    products = {task: torch.zeros(3, dtype=torch.float64) for task in models.experts}
+    for name in models.base.names():
+        base = models.base.read(name)
+        if not base.is_floating_point():
+            continue
+        ours = (merged.read(name).double() - base.double()).flatten()
+        for task, expert in models.experts.items():
+            theirs = (expert.read(name).double() - base.double()).flatten()
+            products[task] += torch.stack([ours @ theirs, ours @ ours, theirs @ theirs])
+    return {task: float(met / (a * b).sqrt().clamp_min(1e-30)) for task, (met, a, b) in products.items()}
 
 
 def _shift(suite: Suite, source: CheckpointSource) -> list[float]:

@@ -34,6 +34,9 @@ def write(page: Path, title: str, measured: Path) -> None:
     shift = measured / "shift.json"
     if shift.exists():
         body += _shift(json.loads(shift.read_text(encoding="utf-8")), page.parent / "figures", stem)
+    cosines = measured / "cosines.json"
+    if cosines.exists():
+        body += _cosines(json.loads(cosines.read_text(encoding="utf-8")))
     made = stamps(measured)
     facts = dict.fromkeys(line for one in made for line in (one.machine, one.versions))
     write_section(page, Section(title, "\n".join(one.command for one in made), list(facts), body))
@@ -137,6 +140,15 @@ def _shift(found: Mapping[str, Sequence[float]], figures: Path, stem: str) -> li
     }
     figure = curves("Merging Covariate Shift", "block", "W2 / rms", lines)
     return [_figure(figures, f"{stem}-shift", figure, "distance of each block's output from the expert's")]
+
+
+def _cosines(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    tasks = list(next(iter(found.values())))
+    rows = {label: [(0.0, by_task[task]) for task in tasks] for label, by_task in found.items()}
+    return [
+        "Cosine between what the merged model and what each expert differs by from the base:",
+        _numbers("model", tasks, rows, digits=3),
+    ]
 
 
 def _mean(records: Records, table: str, row: str, calibrator: str) -> float:

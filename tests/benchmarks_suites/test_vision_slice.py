@@ -20,13 +20,14 @@ from safetensors.torch import load_file
 from benchmarks.machine import machine
 from benchmarks.suites import experiments, grid, report, tables
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
-from benchmarks.suites.experiments import SAMPLES, shift
+from benchmarks.suites.experiments import SAMPLES, apart
 from benchmarks.suites.rows import RULES, Row
 from benchmarks.suites.stamps import stamp
 from benchmarks.suites.vision8 import grey, splits
 from benchmarks.suites.vision8.artwork import WHITE, IconSets, concept_of, placed
 from benchmarks.suites.vision8.splits import Drawn, split
 from benchmarks.suites.vision8.training import Recipe, train, write_head, write_pool
+from merging.checkpoints.source import CheckpointSource
 from merging.demo.packages import Archive
 from merging.demo.vision.base_model import MEAN, STD
 from merging.demo.vision.drawing import PIXELS
@@ -239,6 +240,7 @@ def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> Non
     records.add(grid.Entry("corruption fog", "average", "featcal", 0, scores))
     records.add(grid.Entry("corruption fog", "average", "none", 0, scores))
     (tmp_path / "shift.json").write_text(json.dumps({"average": [0.1, 0.4], "RegMean": [0.1, 0.2]}))
+    (tmp_path / "cosines.json").write_text(json.dumps({"average": {"one": 0.4, "two": 0.25}}))
     page = tmp_path / "docs" / "results.md"
     page.parent.mkdir()
     page.write_text("# Results\n\n## Other\n\ntext\n")
@@ -258,6 +260,8 @@ def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> Non
     assert "| average + FeatCal | 37.5 | 37.6 | 37.7 | 37.9 | 39.1 | 50.0 |" in text
     assert "| FeatCal on the average, 64 examples, `ridge` | 0.01 |" in text
     assert "| calibration examples with | fog |" in text
+    assert "| model | one | two |" in text
+    assert "| average | 0.400 | 0.250 |" in text
     for name in ("samples", "shift"):
         figure = page.parent / f"figures/vision-in-small-{name}.svg"
         assert f"(figures/{figure.name})" in text
@@ -298,11 +302,25 @@ def test_corrupted_examples_are_others_of_the_same_form(suite: Path, kind: str) 
             assert 0.05 < float(distance) < 3
 
 
-def test_shift_is_told_for_every_block(suite: Path) -> None:
-    found = shift(grid.Suite(suite / "spec.json"))
+def test_how_far_merged_models_are_from_the_experts(suite: Path) -> None:
+    opened = grid.Suite(suite / "spec.json")
+    found = apart(opened)
 
-    assert set(found) >= {"average", "RegMean", "Chain of Merges", "Chain of Merges + FeatCal"}
-    assert all(len(values) == 2 and all(value > 0 for value in values) for values in found.values())
+    assert set(found.shift) >= {"average", "RegMean", "Chain of Merges", "Chain of Merges + FeatCal"}
+    assert all(len(values) == 2 and all(value > 0 for value in values) for values in found.shift.values())
+    assert set(found.cosines) == set(found.shift)
+    models = opened.opened.models
+    names = [name for name in models.base.names() if models.base.read(name).is_floating_point()]
+
+    def change(source: CheckpointSource) -> torch.Tensor:
+        parts = [(source.read(name).double() - models.base.read(name).double()).flatten() for name in names]
+        return torch.cat(parts)
+
+    changes = {task: change(expert) for task, expert in models.experts.items()}
+    mean = torch.stack(list(changes.values())).mean(0)
+    for task, theirs in changes.items():
+        expected = float(torch.cosine_similarity(mean, theirs, dim=0))
+        assert found.cosines["average"][task] == pytest.approx(expected, abs=1e-4)
 
 
 def test_every_rule_of_the_table_is_there() -> None:
