@@ -1,16 +1,14 @@
-"""Floors: the least that anyone needs, as contenders and as numbers of this machine.
+"""Floors: the least that anyone needs.
 
 `python -m benchmarks.floors OUT BYTES FILE...` is the floor of a merge: it reads every byte of the files,
 writes so many bytes, and imports torch once; nothing else."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import children
 from benchmarks.measure import Contender
 
 _BUFFER = 8 << 20
@@ -39,12 +37,6 @@ def disk_floor(models: Sequence[Path], like: Path, out: Path) -> Contender:
 
 def weight_files(model: Path) -> list[Path]:
     return sorted(model.glob("*.safetensors"))
-
-
-def gemm_rates(*, toy: bool) -> dict[str, float]:
-    """Operations a second of a product of matrices, by dtype; measured now."""
-    rates: dict[str, float] = json.loads(children.ask("benchmarks.rates", *(["--toy"] if toy else [])))
-    return rates
 
 
 def main(words: Sequence[str]) -> None:

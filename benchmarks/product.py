@@ -57,13 +57,17 @@ class Product:
         """Through another launcher than `python -m merging`."""
         return self._contender(label, (self.out,), self.command(launcher))
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"MERGING_CACHE": str(self._cache), "HF_HUB_OFFLINE": "1"}
+
     def _contender(
         self, label: str, fresh: tuple[Path, ...], command: tuple[str, ...] | None = None
     ) -> Contender:
         return Contender(
             label,
             command or self.command(),
-            environment={"MERGING_CACHE": str(self._cache), "HF_HUB_OFFLINE": "1"},
+            environment=self.environment,
             fresh=fresh,
             report=self.out / "report.json",
         )

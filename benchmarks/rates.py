@@ -19,21 +19,20 @@ _SHAPES = (
 )  # rows, inner, columns: large, forward, Gram
 
 
-def rates(*, toy: bool = False) -> dict[str, float]:
+def rates(
+    *, toy: bool = False, kinds: Sequence[str] = ("float32", "bfloat16"), repeats: int = REPEATS
+) -> dict[str, float]:
     """Operations a second of the best product of matrices; the least seconds of several runs count."""
     shapes = ((64, 64, 64),) if toy else _SHAPES
-    return {
-        "float32": max(_rate(shape, torch.float32) for shape in shapes),
-        "bfloat16": max(_rate(shape, torch.bfloat16) for shape in shapes),
-        "threads": float(torch.get_num_threads()),
-    }
+    found = {kind: max(_rate(shape, getattr(torch, kind), repeats) for shape in shapes) for kind in kinds}
+    return {**found, "threads": float(torch.get_num_threads())}
 
 
-def _rate(shape: tuple[int, int, int], dtype: torch.dtype) -> float:
+def _rate(shape: tuple[int, int, int], dtype: torch.dtype, repeats: int) -> float:
     rows, inner, columns = shape
     left, right = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
     result = torch.empty(rows, columns, dtype=dtype)
-    return 2.0 * rows * inner * columns / least(lambda: torch.mm(left, right, out=result))
+    return 2.0 * rows * inner * columns / least(lambda: torch.mm(left, right, out=result), repeats)
 
 
 def least(action: Callable[[], object], repeats: int = REPEATS) -> float:

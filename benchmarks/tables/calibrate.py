@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks import children
 from benchmarks.comparison import comparison_rows, comparison_table, profile, where_it_goes
-from benchmarks.floors import gemm_rates
 from benchmarks.inputs import CLIP_B32, TOY_B32, Pictures, at_hand, named
 from benchmarks.machine import peer_versions
-from benchmarks.measure import Contender, in_turn, median, of_stage
+from benchmarks.measure import Contender, in_turn
 from benchmarks.operations import operations, seconds, walk_of
 from benchmarks.options import add_choice, add_peer
 from benchmarks.peers import fusion_bench
@@ -21,16 +23,33 @@ from benchmarks.settings import SCALE
 SHRINK = 0.95
 METHODS: dict[str, dict[str, Any]] = {  # the spec's "merge" and "calibrate"
     "featcal": {"merge": {"type": "task_arithmetic", "scale": SCALE}, "calibrate": {"type": "featcal"}},
+    "featcal_mixed": {
+        "merge": {"type": "task_arithmetic", "scale": SCALE},
+        "calibrate": {"type": "featcal"},
+        "precision": "mixed",
+    },
     "regmean": {"merge": {"type": "regmean", "shrink": SHRINK}},
     "regmean_plus_plus": {"merge": {"type": "regmean_plus_plus", "shrink": SHRINK}},
     "chain_of_merges": {"merge": {"type": "chain_of_merges"}},
 }
+
+
+class Paced(NamedTuple):
+    """A stage's seconds without the stops, and operations a second of the machine at these."""
+
+    seconds: float
+    rate: float
+    slowest: float
+    fastest: float
+
+
 NOTE = (
     "The floor is the operations that the method needs (forwards, the statistics pass without its last "
     "linear; half Grams; cross moments by the smaller product; right-hand sides; Cholesky solves), each "
-    "at the rate of this machine's best float32 product, measured before and after; the higher rate "
-    "counts. `stage` is the merge stage, and FeatCal's calibrate stage; evaluation and imports are "
-    "outside of it."
+    "at the rate of this machine's best float32 product. A shared machine is now fast, now slow: one more "
+    "run stops between its steps, several times a minute, and takes that rate; its seconds are those "
+    "without the stops. `stage` is the merge stage, FeatCal's the calibrate stage; evaluation and imports "
+    "are outside of it. `featcal_mixed` multiplies in bfloat16, and is held against the same floor."
 )
 
 
@@ -46,10 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measured(options: argparse.Namespace) -> Found:
     inputs = TOY_B32 if options.toy else CLIP_B32
     models = at_hand(options.inputs / named("clip_b32", toy=options.toy), inputs)
-    rate = gemm_rates(toy=options.toy)["float32"]
     rows: list[list[str]] = []
     times: list[str] = []
-    stages: list[tuple[str, float, dict[str, float]]] = []  # title, seconds of the stage, operations
+    floors: list[list[str]] = []
     for name in options.methods:
         for examples in options.examples:
             examples = min(examples, inputs.images)
@@ -62,7 +80,6 @@ def measured(options: argparse.Namespace) -> Found:
             times.append(where_it_goes(title, runs[AGAIN]))
             if options.profile:
                 times.append(profile(title, product, options.work))
-            stage = median([*runs[FIRST], *runs[AGAIN]], of_stage(stage_of(name)))
             walk = walk_of(
                 inputs.shape.linears,
                 hidden=inputs.shape.hidden,
@@ -71,11 +88,10 @@ def measured(options: argparse.Namespace) -> Found:
                 examples=examples,
                 length=inputs.shape.tokens,
             )
-            stages.append((title, stage, operations(name, walk)))
-    rate = max(rate, gemm_rates(toy=options.toy)["float32"])
-    floors = [_floor_row(title, stage, counts, rate) for title, stage, counts in stages]
-    heads = ("", "TFLOP", "of which forwards", "floor s", "stage s", "stage / floor")
-    facts = [f"float32 products at {rate / 1e9:.0f} GFLOP/s"]
+            counts = operations(name.removesuffix("_mixed"), walk)
+            floors.append(_floor_row(title, paced(product, stage_of(name), toy=options.toy), counts))
+    heads = ("", "TFLOP", "of which forwards", "GFLOP/s meanwhile", "floor s", "stage s", "stage / floor")
+    facts = []
     if options.fusion_bench:
         facts.append(peer_versions(options.fusion_bench, fusion_bench.PACKAGES))
     return Found(
@@ -96,7 +112,17 @@ def spec(name: str, models: Path, inputs: Pictures, examples: int) -> dict[str, 
 
 def stage_of(name: str) -> str:
     """In which the method's own work is done."""
-    return "calibrate" if name == "featcal" else "merge"
+    return "calibrate" if name.startswith("featcal") else "merge"
+
+
+def paced(product: Product, stage: str, *, toy: bool) -> Paced:
+    """One more run, and the machine's rate along with it."""
+    shutil.rmtree(product.out, ignore_errors=True)
+    words = (str(product.spec), stage, *(["--toy"] if toy else []))
+    try:
+        return Paced(**json.loads(children.ask("benchmarks.paced", *words, environment=product.environment)))
+    finally:
+        shutil.rmtree(product.out, ignore_errors=True)
 
 
 def _peers(
@@ -105,6 +131,8 @@ def _peers(
     if options.fusion_bench is None:
         return []
     out = options.work / "peer"
+    if name == "featcal_mixed":  # beside the authors' code in the same section
+        return []
     if name == "featcal":
         if options.featcal_src is None:
             return []
@@ -118,14 +146,15 @@ def _peers(
     return [fusion_bench.contender(options.fusion_bench, method, models, out, tasks=inputs.tasks, more=more)]
 
 
-def _floor_row(title: str, stage: float, counts: dict[str, float], rate: float) -> list[str]:
-    floor = seconds(counts, rate)
+def _floor_row(title: str, run: Paced, counts: dict[str, float]) -> list[str]:
+    floor = seconds(counts, run.rate)
     total = sum(counts.values())
     return [
         title,
         f"{total / 1e12:.3g}",
         f"{100 * counts['forwards'] / total:.0f} %",
+        f"{run.rate / 1e9:.0f} ({run.slowest / 1e9:.0f} to {run.fastest / 1e9:.0f})",
         f"{floor:.3g}",
-        f"{stage:.2f}",
-        f"{stage / floor:.2f}",
+        f"{run.seconds:.2f}",
+        f"{run.seconds / floor:.2f}",
     ]

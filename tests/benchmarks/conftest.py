@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -16,10 +16,12 @@ from benchmarks.__main__ import main
 from benchmarks.measure import Contender, Measurement
 
 
-def in_process(module: str, *words: str) -> str:
+def in_process(module: str, *words: str, environment: Mapping[str, str] | None = None) -> str:
     """What `python -m MODULE WORDS` would print."""
     said = io.StringIO()
-    with redirect_stdout(said):
+    with redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
+        for name, value in (environment or {}).items():
+            patch.setenv(name, value)
         if module == "merging":
             code = importlib.import_module("merging_cli.main").main(list(words))
             assert code == 0, f"merging {words} ended with {code}"
@@ -34,10 +36,7 @@ def measured(contender: Contender, log: Path, *, cold: bool = False) -> Measurem
         shutil.rmtree(folder, ignore_errors=True)
     words = contender.command[1:]
     last = max(place for place, word in enumerate(words) if word == "-m")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in contender.environment.items():
-            patch.setenv(name, value)
-        in_process(*words[last + 1 :])
+    in_process(*words[last + 1 :], environment=contender.environment)
     stages = {} if contender.report is None else measure._stages(contender.report)
     return Measurement(contender.label, 2.0, 1.0, 1.0, 100.0, 50.0, 50.0, 0.0, 0.0, stages)
 

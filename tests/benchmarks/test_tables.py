@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.paced import Pace
 from benchmarks.tables import TABLES
 
 Table = Callable[..., str]
@@ -56,6 +57,24 @@ def test_calibration_is_compared_with_its_floor(table: Table) -> None:
     assert "`featcal`, n = 8" in said
     assert "`chain_of_merges`, n = 8" in said
     assert "stage / floor" in said
+    floor, stage, ratio = (float(cell) for cell in _cells(said, "`featcal`, n = 8")[-3:])
+    assert stage > 0
+    assert ratio == pytest.approx(stage / floor, rel=0.05)
+
+
+def _cells(said: str, first: str) -> list[str]:
+    """Of the last row of that name."""
+    row = [line for line in said.splitlines() if line.startswith(f"| {first} |")][-1]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_the_rate_over_a_run_is_that_of_its_stretches() -> None:
+    pace = Pace(toy=True, rates=[(0.0, 100.0), (1.0, 200.0), (3.0, 100.0)])
+
+    assert pace.rate() == pytest.approx(150.0)
+    assert Pace(toy=True, rates=[(0.0, 70.0)]).rate() == 70.0
+    uneven = Pace(toy=True, rates=[(0.0, 100.0), (1.0, 100.0), (3.0, 200.0)])
+    assert uneven.rate() == pytest.approx((100.0 + 3 * 150.0) / 4)
 
 
 @pytest.mark.slow
