@@ -18,7 +18,7 @@ def run() -> None:
 
 
 def _speak_utf8() -> None:
-    """Begin anew in Python's UTF-8 mode where it knows ASCII alone: in a C locale it cannot name most files."""
+    """Begin anew in Python's UTF-8 mode where it knows ASCII alone, as in a C locale."""
     if os.name != "posix" or sys.flags.utf8_mode or not sys.executable:
         return
     if sys.getfilesystemencoding().lower() in ("ascii", "us-ascii", "ansi_x3.4-1968"):

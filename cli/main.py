@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import typer
 import merging
 from merging.address_space import refuse_too_little_space
 from merging.errors import MergingError
+from merging.file_names import telling_of_names
 from merging.open_files import allow_open_files, telling_of_open_files
 from merging.want_of_memory import telling_of_memory
 from merging.working_folder import leave_if_gone
@@ -67,6 +69,7 @@ def run() -> None:
     try:
         signals.answer_by_exception()
         refuse_too_little_space()
+        _say_what_can_be_said()
         code = main(sys.argv[1:])
     except KeyboardInterrupt:
         code = interrupted()
@@ -78,13 +81,20 @@ def run() -> None:
     sys.exit(code)
 
 
+def _say_what_can_be_said() -> None:
+    """Letters that the streams do not know, as of names of tasks, are said as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Follow the arguments; 0: done, 1: the run failed, 2: the request was wrong. Errors become messages."""
     leave_if_gone()
     debug, as_json = "--debug" in arguments, "--json" in arguments
     words = [word for word in arguments if word != "--debug"]
     try:
-        with telling_of_memory(*_ANSWERED), telling_of_open_files():
+        with telling_of_memory(*_ANSWERED), telling_of_names(), telling_of_open_files():
             allow_open_files()
             code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
         sys.stdout.flush()

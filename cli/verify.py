@@ -11,7 +11,7 @@ from .output import print_json, print_text
 from .render import table
 
 if TYPE_CHECKING:
-    from merging.verifying import VerifiedGroup
+    from merging.verifying import Verified, VerifiedGroup
 
 VERIFY_EXAMPLE = "Example: merging verify out"
 
@@ -36,8 +36,21 @@ def verify(
             print_text(f"{len(unique)} files are not what they were\n{table(['', 'file'], unique, indent=2)}")
         else:
             print_text("unchanged: all files are what they were")
+        print_text(_against(found))
+        for note in found.notes:
+            print_text(f"note: {note}")
     if not found.unchanged:
         raise typer.Exit(1)
+
+
+def _against(found: Verified) -> str:
+    """By which manifests, within the folder as far as they lie in it."""
+    manifests = dict.fromkeys(Path(group.manifest) for group in found.groups if group.manifest)
+    if not manifests:
+        return "compared to nothing: no manifest is left"
+    folder = Path(found.folder)
+    names = [str(one.relative_to(folder) if one.is_relative_to(folder) else one) for one in manifests]
+    return f"compared to {', '.join(names)}"
 
 
 def _row(group: VerifiedGroup) -> list[object]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from merging.checkpoints.amending import amend_, relist_
+from merging.checkpoints.kept_manifests import keep_manifest
 from merging.checkpoints.manifest import MANIFEST
 from merging.checkpoints.run_folder import RunFolder
 from merging.contracts.calibrator import adapting
@@ -58,6 +59,7 @@ def drift_of_run(
     if "calibrated" in results:
         tell_harm_(results["calibrated"], found, scratch=folder.state)
     for name in results:  # also where an earlier call was killed before it came to this
+        keep_manifest(folder.state, folder.path / name)
         relist_(folder.path, f"{name}/{MANIFEST}", scratch=folder.state, manifest=folder.state)
     return found
 

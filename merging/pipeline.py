@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from merging.contracts.method import Progress, silent
 from merging.errors import OutputError, run_begun
+from merging.file_names import refuse_unnameable, telling_of_names
 from merging.open_files import telling_of_open_files
 from merging.spec import PipelineSpec, load_spec, parse_spec
 from merging.working_folder import working_folder
@@ -162,6 +163,7 @@ class Pipeline:
         found._tasks, found.curve = self._tasks, curve
         return found
 
+    @telling_of_names()
     @telling_of_open_files()
     def run(
         self,
@@ -193,6 +195,7 @@ class Pipeline:
         if target is None:
             raise OutputError("no output folder is given", remedy='Set "output": {"path": ...} or --out.')
         target = target if target.is_absolute() else working_folder() / target
+        refuse_unnameable(target)
         folder, together = RunFolder(target), ranks()
         remarks: tuple[str, ...] = ()
         if together.first:

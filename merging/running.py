@@ -15,6 +15,7 @@ import torch
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.hashing import FileHashes
+from merging.checkpoints.kept_manifests import keep_manifest
 from merging.checkpoints.lora_sink import LoraSink
 from merging.checkpoints.manifest import FORMAT, MANIFEST, listing
 from merging.checkpoints.run_folder import RunFolder, write_atomic
@@ -134,6 +135,8 @@ class Run:
         """What `merging verify` needs beside the checkpoints' own manifests: these themselves, heads, report,
         what was measured on."""
         ours = [self.folder.path / name for name in self.folder.owned if name.startswith("heads/")]
+        for place in results.values():
+            keep_manifest(self.folder.state, place)
         files = [self.folder.path / "report.json", *(place / MANIFEST for place in results.values())]
         files += [file for file in sorted(ours) if file.is_file()]
         about = {"format": FORMAT, "stage": "run", "fingerprint": facts, "data": self.measured_on}
@@ -176,6 +179,7 @@ class Run:
                         self.leader.collect(sink)
                     self._describe(sink, "merged", facts, [(self.spec.merge, self.merger)], notes)
         self.folder.forget("merge")
+        keep_manifest(self.folder.state, target)
         return target
 
     def _known(self, step: str, method: Merger | Calibrator, facts: Mapping[str, Any]) -> SolvedBlocks:
@@ -199,6 +203,7 @@ class Run:
             for calibrator in self.calibrators:
                 calibrator.load_plugins(plugins)
             self.folder.forget("calibrate")
+            keep_manifest(self.folder.state, target)
             return target
         with self._stage("calibrate"):
             source, steps = merged, self.folder.work / "steps"
@@ -235,6 +240,7 @@ class Run:
                         self._describe(sink, "calibrated", facts, used, notes)
                 source = place
         self.folder.forget("calibrate")
+        keep_manifest(self.folder.state, target)
         return target
 
     def _save_plugins(self, calibrator: Calibrator, folder: Path) -> None:
@@ -381,6 +387,8 @@ class Run:
         """The report of an earlier run that did all of this, if its checkpoints are still whole."""
         place, known = self.folder.path / "report.json", self.folder.state / "report-of"
         if not place.is_file() or not known.is_file() or known.read_text() != facts:
+            return None
+        if not (self.folder.state / MANIFEST).is_file():  # without it nobody can tell what was measured on
             return None
         report = Report.read(place)
         wanted = {"merged": self._merge_facts()}

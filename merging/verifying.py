@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from merging.checkpoints.hashing import hashes
+from merging.checkpoints.kept_manifests import kept_manifest
 from merging.checkpoints.manifest import FORMAT, MANIFEST
 from merging.checkpoints.run_folder import owned
 from merging.errors import CheckpointError
@@ -17,7 +18,7 @@ from merging.spec.text import json_value
 from merging.spec.wording import shortened
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_PLACES = ("merged", "calibrated", ".merging")  # in the folder of a run, where manifests lie
+_CHECKPOINTS, _STATE = ("merged", "calibrated"), ".merging"  # in the folder of a run, where manifests lie
 
 State = Literal["unchanged", "changed", "missing"]
 
@@ -39,6 +40,8 @@ class VerifiedGroup(Entry):
     """`base`, `expert "NAME"`, `task "NAME": calibration`, ..., or `written: merged`."""
     model: str = ""
     revision: str | None = None
+    manifest: str = ""
+    """The file that the recorded hashes are from."""
     files: tuple[VerifiedFile, ...]
 
     @property
@@ -52,6 +55,8 @@ class Verified(Entry):
     folder: str
     unchanged: bool
     groups: tuple[VerifiedGroup, ...]
+    notes: tuple[str, ...] = ()
+    """What was not checked, and what to do."""
 
 
 class _Group(NamedTuple):
@@ -59,22 +64,26 @@ class _Group(NamedTuple):
     model: str
     revision: str | None
     files: Mapping[str, tuple[Path, str]]  # name -> where it lies, SHA-256 recorded
+    manifest: str = ""
 
 
 def verify(folder: Path | str) -> Verified:
-    """Hash every file anew that a run read or wrote. `folder`: that of a run, or one checkpoint of it, be it
-    a copy of that alone, whose manifest is believed then.
+    """Hash every file anew that a run read or wrote. `folder`: that of a run, or one checkpoint of it, whose
+    manifest is compared to what the run recorded of it; in a copy of that alone the manifest is believed.
 
     Raises CheckpointError where there is no manifest, or one that cannot be understood."""
     folder = Path(folder).absolute()
     groups: list[_Group] = []
-    for manifest in _manifests(folder):
-        groups += (group for group in _groups(manifest) if group not in groups)
+    for manifest, home in _manifests(folder):
+        known = [one._replace(manifest="") for one in groups]
+        groups += (group for group in _groups(manifest, home) if group._replace(manifest="") not in known)
+    groups += _by_the_run(folder)
     groups += _without_manifest(folder, groups)
     present = {path for group in groups for path, _ in group.files.values() if _is_file(path, folder)}
     digests = _hashed(sorted(present))
     found = tuple(_verified(group, digests) for group in groups)
-    return Verified(folder=str(folder), unchanged=not any(group.differing for group in found), groups=found)
+    same = not any(group.differing for group in found)
+    return Verified(folder=str(folder), unchanged=same, groups=found, notes=_notes(folder))
 
 
 def _is_file(path: Path, folder: Path) -> bool:
@@ -105,20 +114,35 @@ def _verified(group: _Group, digests: Mapping[str, str]) -> VerifiedGroup:
         found = digests.get(str(path), "")
         state: State = "missing" if not found else "unchanged" if found == recorded else "changed"
         files.append(VerifiedFile(file=name, path=str(path), state=state, recorded=recorded, found=found))
-    return VerifiedGroup(what=group.what, model=group.model, revision=group.revision, files=tuple(files))
+    return VerifiedGroup(
+        what=group.what,
+        model=group.model,
+        revision=group.revision,
+        manifest=group.manifest,
+        files=tuple(files),
+    )
 
 
-def _manifests(folder: Path) -> list[Path]:
-    """That of a checkpoint, or those of a run."""
+def _manifests(folder: Path) -> list[tuple[Path, Path]]:
+    """That of a checkpoint, or those of a run, each with the folder whose files it lists."""
     if not folder.is_dir():
         what = "is a file, expected a folder" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {what}", remedy="Give the output folder of a run.")
     if (folder / MANIFEST).is_file():
-        return [folder / MANIFEST]
-    found = [folder / place / MANIFEST for place in _PLACES if (folder / place / MANIFEST).is_file()]
+        return [(folder / MANIFEST, folder)]
+    if (kept := _kept(folder)) is not None:
+        return [(kept, folder)]
+    found = []
+    for place in _CHECKPOINTS:
+        if (folder / place / MANIFEST).is_file():
+            found.append((folder / place / MANIFEST, folder / place))
+        elif (kept := _kept(folder / place)) is not None:
+            found.append((kept, folder / place))
+    if (folder / _STATE / MANIFEST).is_file():
+        found.append((folder / _STATE / MANIFEST, folder))
     if not found and not _without_manifest(folder, ()):
         raise CheckpointError(
-            f"{folder} has no {MANIFEST}, and neither has a {_PLACES[0]}/ or {_PLACES[1]}/ in it: it is not "
+            f"{folder} has no {MANIFEST}, and neither has a merged/ or calibrated/ in it: it is not "
             "the finished result of a run",
             remedy="Give the output folder of a run, or a checkpoint in it; a run that was stopped goes on "
             "with the same command.",
@@ -126,11 +150,46 @@ def _manifests(folder: Path) -> list[Path]:
     return found
 
 
+def _kept(checkpoint: Path) -> Path | None:
+    """The run's own copy of a checkpoint's manifest, where that is gone from a checkpoint that is there."""
+    copy = kept_manifest(checkpoint.parent / _STATE, checkpoint.name)
+    ours = checkpoint.name in _CHECKPOINTS and copy.is_file()
+    return copy if ours and checkpoint.is_dir() and any(checkpoint.iterdir()) else None
+
+
+def _by_the_run(folder: Path) -> list[_Group]:
+    """What the run recorded of the manifest of one of its checkpoints, which may have been changed since."""
+    record, name = folder.parent / _STATE / MANIFEST, f"{folder.name}/{MANIFEST}"
+    if folder.name not in _CHECKPOINTS or not record.is_file():
+        return []
+    recorded = _written(record, folder.parent, _read(record)).get(name)
+    if recorded is None:
+        return []
+    return [_Group(f"manifest of {folder.name}, by its run", "", None, {name: recorded}, str(record))]
+
+
+def _notes(folder: Path) -> tuple[str, ...]:
+    """What there is no record of."""
+    if owned(folder):
+        if (folder / _STATE / MANIFEST).is_file():
+            return ()
+        return (
+            f"report, heads, test examples and the manifests themselves were not checked: {folder / _STATE} "
+            "has no record of them. The run has not ended, or it was removed; run it again.",
+        )
+    if (folder.parent / _STATE / MANIFEST).is_file() and folder.name in _CHECKPOINTS:
+        return ()
+    return (
+        f"checked by its own {MANIFEST} alone: no record of a run lies beside {folder}, so that nothing says "
+        "whether this is the manifest that the run wrote.",
+    )
+
+
 def _without_manifest(folder: Path, known: Sequence[_Group]) -> list[_Group]:
     """Checkpoints of a run that lie there and say nothing of themselves, unless their manifests are among
     what is looked for anyway."""
     looked_for = {path for group in known for path, _ in group.files.values()}
-    manifests = [folder / place / MANIFEST for place in owned(folder) if place in _PLACES[:2]]
+    manifests = [folder / place / MANIFEST for place in owned(folder) if place in _CHECKPOINTS]
     return [
         _Group(f"written: {file.parent.name}", "", None, {MANIFEST: (file, "")})
         for file in manifests
@@ -138,15 +197,14 @@ def _without_manifest(folder: Path, known: Sequence[_Group]) -> list[_Group]:
     ]
 
 
-def _groups(manifest: Path) -> Iterator[_Group]:
+def _groups(manifest: Path, home: Path) -> Iterator[_Group]:
     found = _read(manifest)
-    of_run = manifest.parent.name == _PLACES[2]
+    of_run = manifest == home / _STATE / MANIFEST
     if type(form := found.get("format", FORMAT)) is not int or form != FORMAT:
         what = f'has the "format" {shortened(json.dumps(form))}, expected {FORMAT}'
         raise _broken(manifest, what)
-    home = manifest.parent.parent if of_run else manifest.parent
     stage = "report, heads and manifests" if of_run else str(found.get("stage") or home.name)
-    yield _Group(f"written: {stage}", "", None, _written(manifest, home, found))
+    yield _Group(f"written: {stage}", "", None, _written(manifest, home, found), str(manifest))
     if not of_run and not found.get("inputs"):
         raise _broken(manifest, 'records no "inputs", which every checkpoint has')
     for part in ("inputs", "data"):
@@ -187,7 +245,7 @@ def _input(manifest: Path, where: str, role: str, given: Any) -> _Group:
         _refuse_outside(manifest, name)
         digest = _object(manifest, f"{where}.files.{name}", about).get("sha256")
         files[name] = (Path(folder) / name, _digest(manifest, f"{where}.files.{name}", digest))
-    return _Group(role, model, revision, files)
+    return _Group(role, model, revision, files, str(manifest))
 
 
 def _refuse_outside(manifest: Path, name: str) -> None:

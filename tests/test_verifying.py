@@ -14,7 +14,7 @@ from merging_cli.main import main
 from safetensors.torch import save_file
 
 import merging
-from merging.errors import CheckpointError
+from merging.errors import CheckpointError, OutputError
 from merging.pipeline import Pipeline
 from merging.verifying import Verified
 
@@ -264,3 +264,78 @@ def test_a_manifest_that_was_tampered_with_is_no_proof(
 
     with pytest.raises(CheckpointError, match=words):
         merging.verify(out)
+
+
+def test_a_manifest_that_was_removed_is_put_back_and_nothing_is_made_again(out: Path) -> None:
+    manifest, weights = out / "merged" / "manifest.json", out / "merged" / "model.safetensors"
+    before, made = manifest.read_bytes(), weights.stat().st_ino
+    manifest.unlink()
+    (out / "merged" / "notes.txt").write_text("mine")
+
+    told = states(merging.verify(out))
+    Pipeline.from_spec(out.parent / "spec.json").run(out)
+
+    assert told["written: report, heads and manifests", "merged/manifest.json"] == "missing"
+    assert told["written: merged", "model.safetensors"] == "unchanged"
+    assert manifest.read_bytes() == before
+    assert weights.stat().st_ino == made
+    assert (out / "merged" / "notes.txt").read_text() == "mine"
+    assert merging.verify(out).unchanged
+
+
+def test_another_spec_replaces_a_checkpoint_whose_manifest_was_removed(out: Path) -> None:
+    (out / "merged" / "manifest.json").unlink()
+    (out / "merged" / "notes.txt").write_text("mine")
+
+    Pipeline.from_spec(out.parent / "spec.json", sets=["seed=1"]).run(out, overwrite=True)
+
+    assert merging.verify(out).unchanged
+    assert (out / "merged" / "notes.txt").read_text() == "mine"
+
+
+def test_what_may_be_the_users_own_is_not_claimed_by_a_manifest_put_back(out: Path) -> None:
+    (out / "merged" / "manifest.json").unlink()
+    weights = out / "merged" / "model.safetensors"
+    weights.write_bytes(b"mine")
+
+    with pytest.raises(OutputError, match="is not empty and was not written by this program"):
+        Pipeline.from_spec(out.parent / "spec.json").run(out)
+
+    assert weights.read_bytes() == b"mine"
+    assert not (out / "merged" / "manifest.json").exists()
+
+
+def test_a_checkpoint_in_its_run_is_compared_to_what_the_run_recorded(out: Path) -> None:
+    manifest = out / "merged" / "manifest.json"
+    assert merging.verify(out / "merged").unchanged
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+
+    found = merging.verify(out / "merged")
+
+    assert not found.unchanged
+    assert states(found)["manifest of merged, by its run", "merged/manifest.json"] == "changed"
+
+
+def test_the_answer_says_what_was_compared_to_what(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(out / "merged", out.parent / "kept")
+
+    assert main(["verify", str(out)]) == 0
+    whole = capsys.readouterr().out
+    assert main(["verify", str(out.parent / "kept")]) == 0
+    alone = capsys.readouterr().out
+
+    assert "compared to merged/manifest.json, .merging/manifest.json" in whole
+    assert "note:" not in whole
+    assert "compared to manifest.json" in alone
+    assert "checked by its own manifest.json alone" in alone
+
+
+def test_a_record_of_the_run_that_was_removed_is_told_and_made_again(out: Path) -> None:
+    (out / ".merging" / "manifest.json").unlink()
+
+    notes = merging.verify(out).notes
+    Pipeline.from_spec(out.parent / "spec.json").run(out)
+
+    assert "were not checked" in notes[0]
+    assert merging.verify(out).notes == ()
+    assert (out / ".merging" / "manifest.json").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from tiny_models import PICTURE, SIZE, expert_of, pixels
 
 from merging.checkpoints.safetensors import SafetensorsSource
+from merging.costs.budget import USUAL_CHOICE
 from merging.data.images import decoded
 from merging.errors import CheckpointError, MergingError
 from merging.opening import Input
 from merging.pipeline import Pipeline
+from merging.ranks import Ranks
 from merging.verifying import verify
 from merging.want_of_files import want_of_files
 
@@ -154,3 +157,46 @@ def test_a_picture_that_is_gone_is_told_by_its_task(tmp_path: Path) -> None:
 def test_other_files_that_are_missing_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), want_of_files(dict, tmp_path / "out"):
         (tmp_path / "other").read_bytes()
+
+
+class Second(Ranks):
+    """A process of a run that is not the first one, and is told the usual things."""
+
+    @property
+    def first(self) -> bool:
+        return False
+
+    def tell(self, value: Any, source: int = 0) -> Any:
+        return USUAL_CHOICE
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            lambda place: FileNotFoundError(errno.ENOENT, "gone", str(place / "x")),
+            'expert "digits": .* is gone',
+        ),
+        (lambda place: OSError(errno.EMFILE, "Too many open files"), "too many files are open"),
+        (lambda place: MemoryError(), "out of memory"),
+    ],
+    ids=["file", "open files", "memory"],
+)
+def test_the_other_processes_of_a_run_tell_of_it_alike(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Callable[[Path], Exception],
+    words: str,
+) -> None:
+    def serve(self: Any) -> None:
+        raise error(place / "digits")
+
+    monkeypatch.setattr("merging.ranks.ranks", lambda: Second(1, 2))
+    monkeypatch.setattr("merging.together.Follower.serve", serve)
+
+    with pytest.raises(MergingError, match=words) as caught:
+        Pipeline.from_spec(spec_of(place)).run(tmp_path / "out")
+
+    assert caught.value.exit_code == 1
+    assert caught.value.remedy

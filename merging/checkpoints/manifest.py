@@ -32,10 +32,10 @@ def listed_files(folder: Path) -> dict[str, int] | None:
     files = manifest.get("files") if manifest is not None else None
     if not isinstance(files, dict) or not all(type(size) is int for size in files.values()):
         return None
-    return files if all(_is_inside(folder, name) for name in files) else None
+    return files if all(is_inside(folder, name) for name in files) else None
 
 
-def _is_inside(folder: Path, name: str) -> bool:
+def is_inside(folder: Path, name: str) -> bool:
     """Whether it names a file of the folder; what lies behind a link that leads out is none."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         return False

@@ -14,6 +14,7 @@ from typing import Any
 
 from merging.checkpoints.atomic import write_atomic as write_atomic
 from merging.checkpoints.differences import differences
+from merging.checkpoints.kept_manifests import kept_manifest, put_back_manifest
 from merging.checkpoints.manifest import listed_files, read_manifest, remove_listed
 from merging.checkpoints.publish import partial_targets, recover
 from merging.errors import OutputError, Problem
@@ -21,6 +22,7 @@ from merging.spec.wording import shortened
 
 _HIDDEN = ".merging"
 CARD = "README.md"  # gets its scores after all else is finished, and people write into it
+_CHECKPOINTS = ("merged", "calibrated")
 _RESERVED = ("merged", "calibrated", "heads", "report.json", "report.html")  # what a run may want to write
 
 
@@ -58,9 +60,14 @@ class RunFolder:
             notes = [note for target in partial_targets(self.path) for note in recover(target)]
             before = self._read_state()
             same = before is not None and before.get("fingerprint") == fingerprint
+            if before is not None and not same and not overwrite:
+                raise _other_spec(self.path, before.get("spec"), spec)
+            notes += [
+                f"{self.path / name}: its manifest was gone, and is put back"
+                for name in (before["owned"] if before is not None else ())
+                if name in _CHECKPOINTS and put_back_manifest(self.state, self.path / name)
+            ]
             if before is not None and not same:
-                if not overwrite:
-                    raise _other_spec(self.path, before.get("spec"), spec)
                 self._remove(before["owned"])
             if not same or self.begun.is_symlink():
                 _delete(self.begun)
@@ -244,6 +251,8 @@ class RunFolder:
                 path.unlink()
             elif path.is_dir():
                 remove_listed(path, self.state)
+            if name in _CHECKPOINTS:
+                kept_manifest(self.state, name).unlink(missing_ok=True)
             for parent in PurePosixPath(name).parents:
                 folder = self.path / parent
                 if parent.parts and folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):

@@ -23,6 +23,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # where train
 
 _PICKLES = 5  # that the older format begins with: magic number, version, system, tensors, storages
 _STEPS, _OPEN = 1_000_000, 1000  # of a pickle, which has some 30 for a tensor, and a handful open at a time
+_BYTES, _MOST = 8, 10_000_000  # a larger file may take a step for so many bytes; a tensor takes 300 at least
 _CLOSING = frozenset(op.name for op in pickletools.opcodes if pickletools.markobject in op.stack_before)
 
 
@@ -116,17 +117,18 @@ def _refuse_code(file: Path) -> None:
 def _refuse_endless(file: Path, stream: IO[bytes], count: int) -> None:
     """Raises CheckpointError for pickles that torch would be busy with for minutes; what is no pickle is left
     to its reader."""
+    most = min(max(_STEPS, file.stat().st_size // _BYTES), _MOST)
     steps = opened = 0
     try:
         for _ in range(count):
             for operation, _, _ in pickletools.genops(stream):
                 steps += 1
                 opened += (operation.name == "MARK") - (operation.name in _CLOSING)
-                if opened > _OPEN or steps > _STEPS:
+                if opened > _OPEN or steps > most:
                     what = (
                         f"opens more than {_OPEN} containers and closes none"
                         if opened > _OPEN
-                        else f"takes more than {_STEPS} steps"
+                        else f"takes more than {most} steps"
                     )
                     raise _damaged(file, f"its pickle {what}, expected some 30 steps for each tensor")
     except (ValueError, EOFError, UnicodeError, OverflowError, MemoryError, AttributeError):

@@ -42,7 +42,7 @@ def number_alike_(task: str, splits: Mapping[str, Examples | None], head: Linear
     """Give labels that were numbered by the names of one split the numbers of the head's rows.
 
     A problem where it is not sure which row a name stands for: there are more or fewer names than rows, and
-    the head's own names do not say."""
+    the head's own names do not say. A note where there are as many, and the head calls some otherwise."""
     given = {split: one for split, one in splits.items() if one is not None and one.classes}
     found = _found(given)
     if not found:
@@ -51,6 +51,7 @@ def number_alike_(task: str, splits: Mapping[str, Examples | None], head: Linear
     names = _by_the_head(tested, head.names) or known_classes(splits)
     if len(names) != head.shape[0]:
         return [_unsure(task, found, names, head)]
+    _tell_strange_(task, found, names, head)
     for split, one in given.items():
         if not one.found_classes or not set(one.classes) <= set(names):
             continue
@@ -103,6 +104,26 @@ def _unsure(task: str, found: Mapping[str, Examples], names: Sequence[str], head
     )
     what = f"{own}, {rows}: which class of the head each is cannot be told"
     return Problem(f"tasks.{task}.{split}", what, remedy)
+
+
+def _tell_strange_(task: str, found: Mapping[str, Examples], names: Sequence[str], head: LinearHead) -> None:
+    """Say which names the head does not have, and as which of its classes they count."""
+    if len(head.names) != len(names):
+        return
+    known = {plain_name(name) for name in head.names}
+    for split, one in found.items():
+        own = set(one.classes)
+        taken = [
+            f"{ours} as {theirs}"
+            for ours, theirs in zip(names, head.names, strict=True)
+            if ours in own and plain_name(ours) not in known
+        ]
+        if taken:
+            kind = "class folders" if hasattr(one, "files") else "classes"
+            one.notes += (
+                f'task "{task}": {split} data has {kind} of other names than the head has classes; they are '
+                f"taken in their order: {_listed(taken)}. If that is wrong, name them as the head does.",
+            )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -9,15 +10,16 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from merging.errors import MergingError
 from merging.spec.findings import Findings
 from merging.spec.paths import Paths, exists
 from merging.spec.wording import shortened
 
-_loaded: dict[str, tuple[Path, int, int]] = {}  # module name -> the file it came from, its time and size
+_loaded: dict[str, tuple[Path, str]] = {}  # module name -> the file it came from, its SHA-256
 
 
 def import_plugin(name: str, where: str, paths: Paths, findings: Findings) -> None:
@@ -67,11 +69,12 @@ def _file(name: str, paths: Paths) -> Path | None:
 
 def _load(name: str, file: Path) -> ModuleType:
     module_name = _module_name(name)
-    stat = file.stat()
-    state = (file, stat.st_mtime_ns, stat.st_size)
+    state = (file, hashlib.sha256(file.read_bytes()).hexdigest())
     if _loaded.get(module_name) == state:
         return sys.modules[module_name]
-    module_spec = importlib.util.spec_from_file_location(module_name, file)
+    module_spec = importlib.util.spec_from_file_location(
+        module_name, file, loader=_FromSource(module_name, str(file))
+    )
     if module_spec is None or module_spec.loader is None:
         raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
@@ -84,6 +87,13 @@ def _load(name: str, file: Path) -> ModuleType:
         raise
     _loaded[module_name] = state
     return module
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles the file that is there: compiled code beside it is told by the file's time and size alone."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 @contextmanager

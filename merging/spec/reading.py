@@ -10,6 +10,7 @@ from merging.data.spec import DATA_TYPES, HEAD_TYPES, TaskSpec
 from merging.data.zero_shot_spec import ZeroShotHeadSpec
 from merging.errors import SpecError
 from merging.evaluation.metric_spec import METRIC_TYPES
+from merging.file_names import refuse_unnameable
 from merging.registry import did_you_mean
 from merging.settings import Settings
 from merging.spec.component import AUTO, Component, Kind, read_component
@@ -31,8 +32,7 @@ def load_spec(path: str | Path, sets: Sequence[str] = ()) -> PipelineSpec:
 
     Raises SpecError with all problems at once."""
     path = Path(path)
-    if not path.is_absolute():
-        working_folder()  # which may be gone
+    refuse_unnameable(path if path.is_absolute() else working_folder() / path)
     raw = parse_text(read_text(path), str(path), yaml_syntax=path.suffix.lower() != ".json")
     if is_stream(path):  # it lies nowhere: paths are relative to the working folder, and a name it has not
         return _parsed(raw, working_folder(), None, sets, str(path))
@@ -44,6 +44,7 @@ def parse_spec(raw: Mapping[str, Any], folder: Path, name: str, sets: Sequence[s
     if not isinstance(raw, Mapping):
         raise SpecError(f'the spec "{name}" is a {type(raw).__name__}, expected an object')
     label = f'the spec "{name}"'
+    refuse_unnameable(folder)
     return _parsed(plain(raw, label), folder, name, sets, label)
 
 

@@ -220,3 +220,18 @@ def test_as_many_tensors_as_models_have_are_read(tmp_path: Path, newer: bool) ->
     torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=newer)
 
     assert len(TorchBinSource(tmp_path).names()) == 1500
+
+
+def test_the_steps_that_a_pickle_may_take_follow_the_size_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("merging.checkpoints.torch_bin._STEPS", 1000)
+    torch.save({f"layer.{number}.weight": torch.zeros(1) for number in range(1500)}, tmp_path / "real.bin")
+    (tmp_path / "dense.bin").write_bytes(b"\x80\x02" + b"N0" * 10_000 + b"N.")
+
+    assert len(TorchBinSource(tmp_path / "real.bin").names()) == 1500
+    with pytest.raises(CheckpointError, match="takes more than 2500 steps"):
+        TorchBinSource(tmp_path / "dense.bin")
+    monkeypatch.setattr("merging.checkpoints.torch_bin._MOST", 2000)
+    with pytest.raises(CheckpointError, match="takes more than 2000 steps"):
+        TorchBinSource(tmp_path / "real.bin")

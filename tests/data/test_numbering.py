@@ -157,3 +157,23 @@ def test_a_split_whose_source_names_all_classes_numbers_the_others() -> None:
     assert known_classes(splits) == ("zebra", "cat", "ant")
     assert not number_alike_("x", splits, head(3))
     assert test.classes == ("zebra", "cat", "ant")
+
+
+def test_names_that_the_head_does_not_have_are_told_with_the_classes_that_they_count_as() -> None:
+    test = Numbered("ant", "car", "dog")
+
+    assert not number_alike_("x", {"test": test}, head(3, "ant", "automobile", "dog"))
+
+    (note,) = test.notes
+    assert "test data has classes of other names than the head" in note
+    assert "car as automobile." in note
+    assert "ant as" not in note
+
+
+def test_names_that_the_head_has_or_a_head_without_names_need_no_word() -> None:
+    spelt, unnamed = Numbered("big_bird", "dog"), Numbered("ant", "dog")
+
+    assert not number_alike_("x", {"test": spelt}, head(2, "Big bird", "dog"))
+    assert not number_alike_("x", {"test": unnamed}, head(2))
+
+    assert spelt.notes == unnamed.notes == ()
