@@ -64,6 +64,7 @@ class Moments:
         self._target_sum = torch.zeros(features)
         self._released = False
         self._settled = False  # whether `_half` is the whole Gram, divided
+        self._norm = 0.0  # of that
 
     @classmethod
     def of(
@@ -135,9 +136,14 @@ class Moments:
         if self._half is None:
             return torch.zeros(self.features, self.features)
         if not self._settled:
-            mirror_(self._half).div_(max(self.total, _TINY))
+            self._norm = _settle_(self._half, max(self.total, _TINY))
             self._settled = True
         return self._half
+
+    @property
+    def gram_norm(self) -> float:
+        """Frobenius norm of E[x xᵀ]."""
+        return 0.0 if self.gram_DD is not self._half else self._norm
 
     def _open(self) -> None:
         """Sums again, where the Gram had been asked for."""
@@ -309,6 +315,18 @@ def _add_product(sums_AB: Tensor, a_TA: Tensor, b_TB: Tensor, *, first: bool) ->
 def sums_dtype(dtype: torch.dtype) -> torch.dtype:
     """What activations of that dtype are summed and solved in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _settle_(half_DD: Tensor, divisor: float) -> float:
+    """The whole Gram over `divisor`, in place, and its Frobenius norm; each part is fetched from memory
+    once."""
+    squares = half_DD.new_zeros((), dtype=torch.float64)
+    for start, stop in row_blocks(len(half_DD)):
+        own, right = half_DD[start:stop, start:].div_(divisor).tensor_split([stop - start], dim=1)
+        half_DD[stop:, start:stop] = right.T
+        squares += torch.linalg.vector_norm(own).double().square()
+        squares += 2 * torch.linalg.vector_norm(right).double().square()
+    return float(squares.sqrt())
 
 
 def mirror_(half_DD: Tensor) -> Tensor:

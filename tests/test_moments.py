@@ -198,6 +198,16 @@ def test_what_was_given_back_cannot_be_asked_any_more():
     assert pool.take((3, 3), dtype=torch.float32, device=kept.device) is kept
 
 
+@pytest.mark.parametrize("features", [1, 7, 600, 1025])
+def test_the_norm_of_a_gram_comes_with_it(features: int) -> None:
+    moments, x_TD = Moments(features), rows(9, features)
+    assert moments.gram_norm == 0.0
+    for _ in range(2):  # asked for, and after more has been added
+        moments.add(x_TD)
+        assert moments.gram_norm == pytest.approx(float((x_TD.T @ x_TD / 9).norm()), rel=1e-12)
+        assert torch.equal(moments.gram_DD, moments.gram_DD.T)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("first_rows", [0, 5])
 def test_used_memory_brings_nothing_into_new_sums(dtype: torch.dtype, first_rows: int) -> None:

@@ -62,7 +62,7 @@ class FeatCal(LayerwiseCalibrator):
         gram_DD = moments.gram_DD
         exact_OD = weight_OD if self.settings.ridge >= _STEADYING else weight_OD.double()
         met_OD = moments.met(exact_OD, share=self.settings.interpolation)
-        equations.add_met(met_OD, gram_DD, scale=_task_scale(gram_DD), tokens=moments.tokens)
+        equations.add_met(met_OD, gram_DD, scale=_task_scale(moments), tokens=moments.tokens)
 
     def add_bias(
         self, equations: NormalEquations, weight_OD: Tensor, bias_O: Tensor, moments: Moments
@@ -71,7 +71,7 @@ class FeatCal(LayerwiseCalibrator):
         mean_D = moments.mean_D
         target_D = moments.target_mean_D * alpha + mean_D * (1 - alpha)
         offset_O = bias_O + weight_OD @ target_D.to(weight_OD)
-        equations.add_offset(offset_O, mean_D, scale=_task_scale(moments.gram_DD))
+        equations.add_offset(offset_O, mean_D, scale=_task_scale(moments))
 
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
         return equations.solve(
@@ -110,6 +110,6 @@ class FeatCal(LayerwiseCalibrator):
         return merged * rho + base.to(merged) * (1 - rho)
 
 
-def _task_scale(gram_DD: Tensor) -> float:
+def _task_scale(moments: Moments) -> float:
     """omega: tasks of large activations must not outweigh the others."""
-    return 1.0 / max(float(gram_DD.norm()), EPSILON)
+    return 1.0 / max(moments.gram_norm, EPSILON)
