@@ -20,7 +20,7 @@ def give_back() -> None:
 
 @contextmanager
 def reusing() -> Iterator[None]:
-    """Until it ends, freed memory stays with the process until `give_back`, but for very large tensors.
+    """Freed memory stays with the process until `give_back` or its end, but for very large tensors.
 
     Otherwise each activation of some megabytes is fetched from the system anew, at several times the cost of
     what is computed in it. Leaves alone what the user has set by MALLOC_... or GLIBC_TUNABLES, and does
@@ -37,6 +37,7 @@ def reusing() -> Iterator[None]:
     finally:
         mallopt(_MMAP_THRESHOLD, _LARGEST_OF_OLD)
         mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_OF_OLD)
+        give_back()
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from merging.allocator import reusing
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
@@ -119,6 +120,7 @@ def measure(
 
 
 @torch.no_grad()
+@reusing()
 def measure_drift(
     models: Models,
     results: Mapping[str, CheckpointSource],

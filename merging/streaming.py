@@ -11,6 +11,7 @@ from merging.checkpoints.parts import Parts
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.backbone import Backbone
 from merging.errors import CheckpointError
+from merging.lean import lean_
 
 
 class StreamedModel:
@@ -122,7 +123,7 @@ def load_model(
     model = StreamedModel(backbone, source.names(), device=device, dtype=dtype)
     model.attach(source)
     model.load()
-    return model.module
+    return lean_(model.module)
 
 
 def _under(name: str, prefix: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from merging.allocator import reusing
 from merging.contracts.backbone import Backbone
 from merging.contracts.method import Progress, silent
 from merging.data.task import Task
@@ -13,6 +14,7 @@ from merging.evaluation.metric import Adapt, TaskScore
 from merging.evaluation.metrics import metric
 
 
+@reusing()
 def evaluate(
     model: nn.Module,
     backbone: Backbone,
