@@ -12,7 +12,7 @@ import typer
 from merging.working_folder import working_folder
 
 from .output import is_main_process, print_json, print_text, say
-from .pipeline import Json, Quiet, Sets, Spec, opened
+from .pipeline import Device, Json, Out, Overwrite, Quiet, Sets, Spec, opened
 from .progress import progress_to_stderr
 
 DRIFT_EXAMPLE = "Example: merging drift spec.json --plot drift.svg"
@@ -20,10 +20,7 @@ DRIFT_EXAMPLE = "Example: merging drift spec.json --plot drift.svg"
 
 def drift(
     spec: Spec,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the run; else the spec's.", show_default=False),
-    ] = None,
+    out: Out = None,
     sets: Sets = None,
     examples: Annotated[
         int | None,
@@ -42,13 +39,8 @@ def drift(
         Path | None,
         typer.Option(metavar="FILE", help="Draw it, too, as SVG.", show_default=False),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="DEV", help="auto, cpu, cuda:0, ...; else the spec's.", show_default=False),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what another spec left in the folder.")
-    ] = False,
+    device: Device = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -59,6 +59,15 @@ ReadWeights = Annotated[
     typer.Option("--read-weights", help="Read all weights too, as a run does, to find NaN and infinity."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the results; else the spec's.", show_default=False),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEV", help="auto, cpu, cuda:0, ...; else the spec's.", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what another spec left in the folder.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -70,10 +79,7 @@ def _pipeline(context: typer.Context) -> None:
 @app.command(epilog="Example: merging pipeline run spec.json --out out --set merge.scale=0.4")
 def run(
     spec: Spec,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder of the results; else the spec's.", show_default=False),
-    ] = None,
+    out: Out = None,
     sets: Sets = None,
     sweeps: Annotated[
         list[str] | None,
@@ -93,13 +99,8 @@ def run(
         ),
     ] = None,
     until: Annotated[Stage | None, typer.Option(help="Stop after this stage.", show_default=False)] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="DEV", help="auto, cpu, cuda:0, ...; else the spec's.", show_default=False),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what another spec left in the folder.")
-    ] = False,
+    device: Device = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
