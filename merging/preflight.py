@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from merging.errors import CheckpointError, DataError, MergingError, OutputError
 from merging.libraries import reading_with
 from merging.spec.pipeline_spec import FindingName
 from merging.streaming import StreamedModel
+from merging.threads import in_threads, threads_over
 
 OTHER_BASE = 0.3  # cosine of the matrices: fine-tuning leaves it near 1, another start gives about 0
 FAR = 0.5  # of the base's own size: fine-tuning moves matrices by a few hundredths of it
@@ -107,8 +109,9 @@ def weight_findings(models: Models) -> list[Finding]:
     """Experts whose matrices have nothing in common with the base's, and such as are far from it, from the
     first rows of each matrix."""
     findings = []
-    for expert in models.experts.values():
-        found = distance(models, expert)
+    experts = tuple(models.experts.values())
+    distances = in_threads(partial(distance, models), experts, threads_over((models.base, *experts)))
+    for expert, found in zip(experts, distances, strict=True):
         if found is not None and found.of_zeros:
             what = "its matrices hold nothing but zeros: it was never trained, or never filled"
             remedy = "Get it again, or leave it out."

@@ -14,6 +14,7 @@ from merging.costs.alive import AliveBytes
 from merging.costs.sizes import BlockSizes, FeedSizes, Sizes, Walk
 from merging.lean import lean_
 from merging.records import DEFAULT_MEMORY, Records
+from merging.threads import threads_over
 from merging.tracer import Block, BlockTracer, blocks_of, hollow, is_transposed
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def sizes_of(models: Models, output_bytes: int, walk: Walk | None = None) -> Siz
         expert_bytes=sum(one.spec(name).bytes for one in models.experts.values() for name in one.names()),
         output_bytes=output_bytes,
         itemsize=max((spec.dtype.itemsize for spec in floating), default=4),
-        threads=torch.get_num_threads() if all(source.concurrent for source in sources) else 1,
+        threads=threads_over(sources),
         row_block=vectors.BLOCK_ELEMENTS,
         activation_memory=DEFAULT_MEMORY,
         walk=walk,
