@@ -15,7 +15,10 @@ from pathlib import Path
 
 from merging.demo.suite import Suite, build
 
-PARTS = ("seeds", "ablation", "samples", "distance", "tasks", "shift", "precisions", "sweeps", "corruption")
+PARTS = (
+    *("seeds", "ablation", "samples", "rounds", "distance", "tasks"),
+    *("shift", "precisions", "sweeps", "corruption"),
+)
 """The experiments, the most wanted first."""
 
 SUITES = {"vision-8": "vision8", "text-t5-8": "text_t5", "text-llama-6": "text_llama"}

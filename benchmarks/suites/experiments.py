@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +31,8 @@ SWEEP_EXAMPLES = 64
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of the way from the base to the expert, at which its twin stands."""
 COUNTS = (2, 4, 8)
+
+ROUNDS = (1, 2, 3)
 
 PRECISIONS = ("float32", "mixed", "float64")
 
@@ -99,6 +103,22 @@ def tasks(suite: Suite, records: Records) -> None:
             _known_of_all(suite, f"tasks {count}", records)
         if count <= len(suite.tasks):
             _with_experts(suite.first(count), f"tasks {count}", records)
+
+
+def rounds(suite: Suite, records: Records) -> None:
+    """FeatCal on what FeatCal made: each round starts nearer to the experts."""
+    data = suite.data()
+    for row in (AVERAGE, CHAIN):
+        tables = [f"rounds {number}" for number in ROUNDS]
+        if all((table, row.label, "featcal", 0) in records.entries for table in tables):
+            continue
+        spec = suite.spec("merge=" + json.dumps({"type": row.rule}), 'calibrate={"type": "featcal"}')
+        source = suite.merged(spec, data)
+        for table in tables:
+            start = time.perf_counter()
+            source = suite.calibrated(spec, source, data)[0]
+            seconds = time.perf_counter() - start
+            records.add(Entry(table, row.label, "featcal", 0, suite.scores(source), seconds))
 
 
 def _known_of_all(suite: Suite, table: str, records: Records) -> None:
@@ -189,6 +209,7 @@ ALL: Mapping[str, Callable[[Suite, Records], None]] = {
     "samples": samples,
     "distance": distance,
     "tasks": tasks,
+    "rounds": rounds,
     "precisions": precisions,
     "sweeps": sweeps,
     "corruption": corruption,

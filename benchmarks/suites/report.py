@@ -10,7 +10,15 @@ from pathlib import Path
 from benchmarks.plot import curves
 from benchmarks.section import Section, write_section
 from benchmarks.suites import tables
-from benchmarks.suites.experiments import COUNTS, PRECISIONS, SAMPLES, SHARES, SWEEP_EXAMPLES, SWEEPS
+from benchmarks.suites.experiments import (
+    COUNTS,
+    PRECISIONS,
+    ROUNDS,
+    SAMPLES,
+    SHARES,
+    SWEEP_EXAMPLES,
+    SWEEPS,
+)
 from benchmarks.suites.grid import Entry, Records
 from benchmarks.suites.stamps import stamps
 
@@ -76,6 +84,14 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
     )
     for what, prefix, points_at in others:
         body += _with_experts(records, what, {f"{value:g}": f"{prefix} {value:g}" for value in points_at})
+    calibrated = [(label, row) for label, row, calibrator in LINES if calibrator == "featcal"]
+    rounds = {
+        label: [(float(n), _mean(records, f"rounds {n}", row, "featcal")) for n in ROUNDS]
+        for label, row in calibrated
+        if (f"rounds {ROUNDS[-1]}", row, "featcal", 0) in records.entries
+    }
+    if rounds:
+        body.append(_numbers("rounds of FeatCal", list(map(str, ROUNDS)), rounds))
     if records.of(f"precision {PRECISIONS[-1]}"):
         rows = {
             label: [(0.0, _mean(records, f"precision {one}", row, calibrator)) for one in PRECISIONS]

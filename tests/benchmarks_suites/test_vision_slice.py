@@ -236,6 +236,9 @@ def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> Non
             for count in SAMPLES:
                 better = {"one": 0.5, "two": 0.25 + count / 1024}
                 records.add(grid.Entry(f"samples {count}", row, calibrator, 0, better))
+    for number, score in enumerate((0.5, 0.6, 0.7), 1):
+        entry = grid.Entry(f"rounds {number}", "average", "featcal", 0, {"one": score, "two": score})
+        records.add(entry)
     records.add(grid.Entry("ridge 0.01", "average", "featcal", 0, scores))
     records.add(grid.Entry("corruption fog", "average", "featcal", 0, scores))
     records.add(grid.Entry("corruption fog", "average", "none", 0, scores))
@@ -260,6 +263,7 @@ def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> Non
     assert "| average + FeatCal | 37.5 | 37.6 | 37.7 | 37.9 | 39.1 | 50.0 |" in text
     assert "| FeatCal on the average, 64 examples, `ridge` | 0.01 |" in text
     assert "| calibration examples with | fog |" in text
+    assert "| average + FeatCal | 50.0 | 60.0 | 70.0 |" in text
     assert "| model | one | two |" in text
     assert "| average | 0.400 | 0.250 |" in text
     for name in ("samples", "shift"):
@@ -355,6 +359,21 @@ def test_experts_on_their_way_and_fewer_tasks_are_suites_of_their_own(suite: Pat
     told = report._with_experts(records, "experts at", {"0.25": "share 0.25", "0.5": "share 0.5"})
     assert told[0].splitlines()[0] == "| experts at | 0.5 |"
     assert "| average + FeatCal | 40.0 (75.0) |" in told[0]
+
+
+def test_the_first_round_of_several_is_featcal_as_ever(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "ROUNDS", (1, 2))
+    monkeypatch.setattr(experiments, "CHAIN", Row("other", "task_arithmetic", calibrators=("featcal",)))
+    opened, records = grid.Suite(suite / "spec.json"), grid.Records(tmp_path / "records.jsonl")
+
+    experiments.rounds(opened, records)
+    grid.measure(opened, "rules", (experiments.AVERAGE,), records)
+
+    once = records.entries["rules", "average", "featcal", 0].scores
+    assert records.entries["rounds 1", "average", "featcal", 0].scores == once
+    assert {entry.row for entry in records.of("rounds 2")} == {"average", "other"}
 
 
 def test_what_is_known_of_the_whole_suite_is_not_measured_again(
