@@ -92,12 +92,17 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
     }
     if rounds:
         body.append(_numbers("rounds of FeatCal", list(map(str, ROUNDS)), rounds))
-    if records.of(f"precision {PRECISIONS[-1]}"):
+    precisions = [
+        one
+        for one in PRECISIONS
+        if all((f"precision {one}", row, calibrator, 0) in records.entries for _, row, calibrator in LINES)
+    ]
+    if precisions:
         rows = {
-            label: [(0.0, _mean(records, f"precision {one}", row, calibrator)) for one in PRECISIONS]
+            label: [(0.0, _mean(records, f"precision {one}", row, calibrator)) for one in precisions]
             for label, row, calibrator in LINES
         }
-        body.append(_numbers("`precision`", PRECISIONS, rows, digits=2))
+        body.append(_numbers("`precision`", precisions, rows, digits=2))
     for setting, values in SWEEPS.items():
         known = [
             value for value in values if (f"{setting} {value:g}", "average", "featcal", 0) in records.entries
