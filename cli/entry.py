@@ -11,10 +11,28 @@ from . import signals
 def run() -> None:
     """Ends the process with the command's exit code."""
     signals.answer_at_once()
+    _open_streams()
     _speak_utf8()
     from .main import run as follow
 
     follow()
+
+
+def _open_streams() -> None:
+    """Streams that the process was started without lead nowhere: else the next file that is opened gets the
+    number of one, and what is said, by libraries too, goes into it."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            mode = "r" if number == 0 else "w"
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _speak_utf8() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from .failures import failed, interrupted, stopped, unexpected, usage
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click's
 _ANSWERED = (UsageError, BrokenPipeError, typer.Abort)  # by `main`, whatever was the matter with memory
+_STOPPED = 143  # code of the SystemExit that a SIGTERM raises
 
 app = typer.Typer(
     name="merging",
@@ -74,7 +76,7 @@ def run() -> None:
     except KeyboardInterrupt:
         code = interrupted()
     except SystemExit as end:
-        if end.code != 143:
+        if end.code != _STOPPED:
             raise
         code = stopped()
     signals.end_quietly(code)
@@ -107,6 +109,10 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except UsageError as error:
         return usage(error, as_json=as_json)
+    except SystemExit as end:
+        if signals.asked() is not None or _is_stop(end):
+            raise
+        return _ended(end, debug=debug, as_json=as_json)
     except Exception as error:
         if (stop := _stopped_while(error)) is not None:
             if isinstance(stop, SystemExit):
@@ -119,12 +125,30 @@ def main(arguments: Sequence[str]) -> int:
         return unexpected(error, as_json=as_json)
 
 
+def _ended(end: SystemExit, *, debug: bool, as_json: bool) -> int:
+    """Code that the command calls, a plug-in or a library, asked for the process to end: nothing is done."""
+    if debug:
+        raise RuntimeError(f"ended by {end!r}") from end
+    frames = traceback.extract_tb(end.__traceback__)
+    place = f"{frames[-1].filename}, line {frames[-1].lineno} ({frames[-1].name})" if frames else "some code"
+    error = MergingError(
+        f"{place} raised SystemExit: {end}, which ends the process before the command is done",
+        remedy="Where that is a plug-in: raise an exception that says what is wrong, or return a result.",
+    )
+    return failed(error, as_json=as_json)
+
+
 def _stopped_while(error: BaseException) -> BaseException | None:
     """The signal that was being answered when this error came up: libraries' own tidying up may fail then,
     and so may what they left half loaded."""
     if (asked := signals.asked()) is not None:
         return asked
     context = error.__context__
-    while context is not None and not isinstance(context, KeyboardInterrupt | SystemExit):
+    while context is not None and not _is_stop(context):
         context = context.__context__
     return context
+
+
+def _is_stop(error: BaseException) -> bool:
+    """Whether a signal raised it; code that asks for the process to end raises SystemExit too."""
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == _STOPPED)

@@ -14,10 +14,14 @@ _SAMPLED_ENTRIES = 1 << 20  # of one tensor at most, where a row is a whole matr
 
 
 class Distance(NamedTuple):
-    """Of all sampled entries together: |expert - base| / |base|, and the cosine of expert and base."""
+    """Of all sampled entries together: |expert - base| / |base|, and the cosine of expert and base.
+
+    `emptied`: matrices of which all that was sampled is zero in the expert, and not in the base.
+    """
 
     relative: float
     cosine: float
+    emptied: tuple[str, ...] = ()
 
     @property
     def of_zeros(self) -> bool:
@@ -29,6 +33,7 @@ def distance(models: Models, expert: CheckpointSource) -> Distance | None:
     """None where there is nothing to compare. Entries that are not finite are passed over, with their
     tensor."""
     dot = ours = theirs = apart = 0.0
+    emptied: list[str] = []
     for name in models.base.names():
         spec = models.base.spec(name)
         matrix = len(spec.shape) >= 2 and spec.elements and spec.dtype.is_floating_point
@@ -40,12 +45,14 @@ def distance(models: Models, expert: CheckpointSource) -> Distance | None:
             continue
         dot += float(base_S @ expert_S)
         ours, theirs = ours + float(base_S @ base_S), theirs + float(expert_S @ expert_S)
+        if not bool(expert_S.any()) and bool(base_S.any()):
+            emptied.append(name)
         apart += float((expert_S - base_S).square().sum())
     if not ours > 0:
         return None
     if not theirs > 0:
-        return Distance(relative=1.0, cosine=0.0)
-    return Distance(relative=(apart / ours) ** 0.5, cosine=dot / (ours * theirs) ** 0.5)
+        return Distance(1.0, 0.0, tuple(emptied))
+    return Distance((apart / ours) ** 0.5, dot / (ours * theirs) ** 0.5, tuple(emptied))
 
 
 def _rows(spec: TensorSpec) -> int:

@@ -116,7 +116,16 @@ def weight_findings(models: Models) -> list[Finding]:
             what = "its matrices hold nothing but zeros: it was never trained, or never filled"
             remedy = "Get it again, or leave it out."
             findings.append(Finding("other_base", Problem(expert.label, what, remedy)))
-        elif found is not None and found.cosine < OTHER_BASE:
+            continue
+        if found is not None and found.emptied:
+            shown = ", ".join(found.emptied[:5]) + (", ..." if len(found.emptied) > 5 else "")
+            what = (
+                f"{len(found.emptied)} of its matrices hold nothing but zeros (in the rows looked at), where "
+                f"the base's do not: {shown}; a download that ended early leaves such"
+            )
+            remedy = "Get it again; its file may lack its end."
+            findings.append(Finding("other_base", Problem(expert.label, what, remedy)))
+        if found is not None and found.cosine < OTHER_BASE:
             what = (
                 f"its matrices have a cosine of {found.cosine:.2f} to the base's: it was trained from "
                 "another base"

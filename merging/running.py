@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import torch
 
+from merging.checkpoints.amending import amend_
+from merging.checkpoints.changed_results import changed_files, changed_results
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import config as read_config
-from merging.checkpoints.hashing import FileHashes
+from merging.checkpoints.hashing import FileHashes, hashes
 from merging.checkpoints.kept_manifests import keep_manifest
 from merging.checkpoints.lora_sink import LoraSink
-from merging.checkpoints.manifest import FORMAT, MANIFEST, listing
+from merging.checkpoints.manifest import FORMAT, MANIFEST, listing, read_manifest
 from merging.checkpoints.run_folder import RunFolder, write_atomic
 from merging.contracts.calibrator import Calibrator, adapting
 from merging.contracts.merger import MergeNotes, Merger
@@ -86,6 +88,7 @@ class Run:
     def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
         with self._stage("hash inputs"):
             self._hash_inputs()
+            self._refuse_changed(until)
         facts = self._facts(until)
         if (report := self._finished(facts)) is not None:
             return report
@@ -163,6 +166,22 @@ class Run:
         self.read = inputs_read(deciding, hashes)
         self.measured_on = inputs_read(measuring, hashes)
 
+    def _refuse_changed(self, until: Literal["merge", "calibrate"] | None) -> None:
+        """Raise OutputError where a finished checkpoint that this run would go on with is not what a run
+        wrote; with `overwrite` it is made again."""
+        known, wanted = FileHashes(), {"merged": self._merge_facts()}
+        if self.calibrators and until != "merge":
+            wanted["calibrated"] = self._calibrate_facts()
+        for name, facts in wanted.items():
+            if self.folder.stage_done(name, fingerprint(facts)):
+                place = self.folder.path / name
+                changed = changed_files(place, known)
+                if changed and not self.folder.overwrite:
+                    raise changed_results(place, changed)
+                if changed:
+                    self.folder.undo(name)
+        known.save()
+
     def _merge(self) -> Path:
         target = self.folder.claim("merged")
         facts = self._merge_facts()
@@ -199,7 +218,7 @@ class Run:
         target = self.folder.claim("calibrated")
         facts = self._calibrate_facts()
         plugins = self.folder.path / "heads"  # what lies in it is claimed file by file
-        if self.folder.stage_done("calibrated", fingerprint(facts)):
+        if self.folder.stage_done("calibrated", fingerprint(facts)) and not self._plugins_lost():
             for calibrator in self.calibrators:
                 calibrator.load_plugins(plugins)
             self.folder.forget("calibrate")
@@ -338,6 +357,17 @@ class Run:
                 for file in save_kept_head(tensors, config, self.folder.work / "head"):
                     self._place(file, f"heads/{name}/{file.name}")
 
+    def _lost_heads(self) -> list[str]:
+        """Files of ours in heads/ that are gone."""
+        ours = [name for name in self.folder.owned if name.startswith("heads/")]
+        return [name for name in ours if not (self.folder.path / name).is_file()]
+
+    def _plugins_lost(self) -> bool:
+        """Whether files are gone from heads/ that only calibrating makes."""
+        heads = {f"heads/{name}.safetensors" for name, task in self.tasks.items() if task.head is not None}
+        kept = tuple(f"heads/{name}/" for name in self.opened.heads)
+        return any(name not in heads and not name.startswith(kept) for name in self._lost_heads())
+
     def _data(self, method: Component) -> CalibrationData:
         lacking = [task for task in self.opened.models.tasks if self.tasks[task].calibration is None]
         if lacking:
@@ -390,12 +420,43 @@ class Run:
             return None
         if not (self.folder.state / MANIFEST).is_file():  # without it nobody can tell what was measured on
             return None
-        report = Report.read(place)
+        if (report := self._known_report(place)) is None:
+            return None
         wanted = {"merged": self._merge_facts()}
         if Path(report.checkpoint).name == "calibrated":
             wanted["calibrated"] = self._calibrate_facts()
         whole = all(self.folder.stage_done(name, fingerprint(asked)) for name, asked in wanted.items())
-        return report if whole else None
+        if not whole or ("calibrated" in wanted and self._plugins_lost()):
+            return None
+        if self._lost_heads():
+            self._save_heads()
+            self._list_files(facts, {name: self.folder.path / name for name in wanted})
+        return self._moved(report)
+
+    def _known_report(self, place: Path) -> Report | None:
+        """The report as the run wrote it; None, and a remark, where it was cut or edited since."""
+        recorded = (read_manifest(self.folder.state) or {}).get("sha256")
+        digest = hashes([place])[str(place)]
+        try:
+            if isinstance(recorded, dict) and recorded.get(place.name) == digest:
+                return Report.read(place)
+        except DataError:  # of another version
+            pass
+        self.remarks += (
+            f"{place.name} was not what the run recorded (it was cut, edited or replaced): it is made anew, "
+            "with scores measured again.",
+        )
+        return None
+
+    def _moved(self, report: Report) -> Report:
+        """The report, brought up to date where the output folder has been moved or copied since."""
+        checkpoint = str(self.folder.path / Path(report.checkpoint).name)
+        if report.checkpoint == checkpoint:
+            return report
+        moved = report.model_copy(update={"checkpoint": checkpoint})
+        text, state = moved.model_dump_json(indent=2) + "\n", self.folder.state
+        amend_(self.folder.path, "report.json", text, scratch=state, manifest=state)
+        return moved
 
     def _stage(self, name: str) -> _Kept:
         return _Kept(name, self.stages)

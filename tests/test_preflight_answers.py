@@ -100,6 +100,21 @@ def test_an_expert_of_nothing_but_zeros_stops_and_may_be_allowed(tmp_path: Path)
     assert 'allowed: expert "blank"' in notes({**spec, "allow": ["other_base"]})
 
 
+def test_a_matrix_of_zeros_among_others_stops_by_its_name(tmp_path: Path) -> None:
+    spec = plain(tmp_path, near=0.03, cut=0.03)
+    for role in ("base", "near", "cut"):  # a download whose last part was never filled
+        file = tmp_path / role / "model.safetensors"
+        last = torch.zeros(4, 5) if role == "cut" else torch.ones(4, 5)
+        save_file({**load_file(file), "last": last, "never": torch.zeros(4, 5)}, file)
+
+    error = refused(spec)
+
+    assert [one.name for one in error.problems] == ["other_base"]
+    assert 'expert "cut": 1 of its matrices hold nothing but zeros' in str(error)
+    assert ": last; a download" in str(error)
+    assert 'allowed: expert "cut"' in notes({**spec, "allow": ["other_base"]})
+
+
 @pytest.mark.parametrize("kind", ["none", "dead link", "file of weights"])
 def test_an_expert_without_a_config_is_told_of_where_the_base_has_one(tmp_path: Path, kind: str) -> None:
     spec = plain(tmp_path, near=0.03)

@@ -10,7 +10,7 @@ from typing import Any
 
 from merging.checkpoints.atomic import write_atomic
 from merging.checkpoints.hashing import hashes
-from merging.checkpoints.manifest import MANIFEST, is_inside
+from merging.checkpoints.manifest import MANIFEST, is_inside, read_manifest
 
 _CARD = "README.md"  # which people write into
 
@@ -32,23 +32,36 @@ def keep_manifest(state: Path, checkpoint: Path) -> None:
 
 
 def put_back_manifest(state: Path, checkpoint: Path) -> bool:
-    """Write the manifest of a checkpoint anew where somebody removed it; whether it was.
+    """Write the manifest of a checkpoint anew where somebody removed it, or where it is empty or cut and all
+    files that the copy lists are there; whether it was.
 
     Not where a file of a name that it lists is another one now: that may be somebody's own."""
     place = kept_manifest(state, checkpoint.name)
     if checkpoint.is_symlink() or not checkpoint.is_dir():  # nothing is written through a link
         return False
-    if os.path.lexists(checkpoint / MANIFEST) or not any(checkpoint.iterdir()):
+    damaged = os.path.lexists(checkpoint / MANIFEST)
+    if damaged and not _unreadable(checkpoint):
+        return False
+    if not any(checkpoint.iterdir()):
         return False
     recorded = _recorded(place, checkpoint)
     if recorded is None:
         return False
-    present = [checkpoint / name for name in recorded if name != _CARD and (checkpoint / name).is_file()]
+    names = [name for name in recorded if name != _CARD]
+    present = [checkpoint / name for name in names if (checkpoint / name).is_file()]
+    if damaged and len(present) < len(names):
+        return False
     found = hashes(present)
     if any(found[str(file)] != recorded[file.relative_to(checkpoint).as_posix()] for file in present):
         return False
     write_atomic(checkpoint / MANIFEST, place.read_text(encoding="utf-8"), scratch=state)
     return True
+
+
+def _unreadable(checkpoint: Path) -> bool:
+    """Whether its manifest is a file that says nothing at all."""
+    file = checkpoint / MANIFEST
+    return file.is_file() and not file.is_symlink() and not read_manifest(checkpoint)
 
 
 def _recorded(place: Path, checkpoint: Path) -> dict[str, str] | None:

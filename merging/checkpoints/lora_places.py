@@ -11,6 +11,7 @@ from torch import nn
 
 from merging.checkpoints.lora_config import FOLD, LoraConfig
 from merging.checkpoints.lora_keys import Keys, Target
+from merging.checkpoints.lora_lost import refuse_lost
 from merging.checkpoints.names import module_names
 from merging.checkpoints.outline import Kind, Outline
 from merging.checkpoints.source import CheckpointSource
@@ -100,6 +101,14 @@ def placed(
             remedy="Use the base, the adapter_config.json and the weights of one training together.",
         )
     _refuse_untied(keys, tensors.label, outside)
+    notes += refuse_lost(
+        keys,
+        config,
+        tensors.label,
+        placed={module: places.weight(target) or "" for module, target in keys.targets.items()},
+        base={name: (places.place(name), len(base.spec(name).shape)) for name in base.names()},
+        tied=places.others,
+    )
     return Placement(changes, whole, tuple(notes))
 
 
@@ -133,7 +142,10 @@ class _Places:
 
     def ties(self, name: str) -> list[str]:
         """Other names of the model for the tensor that is stored under this one, or that it would share."""
-        place = self.place(name)
+        return self.others(self.place(name))
+
+    def others(self, place: str) -> list[str]:
+        """Other names of the model for what has this one in it."""
         return [] if self._outline is None else sorted(self._outline.tied(place) - {place})
 
     def place(self, name: str) -> str:
@@ -216,6 +228,11 @@ def _change(
         raise CheckpointError(f"its change is {_shape(plain)}, the base's {name} is {_shape(shape)}")
     if config.use_dora and not target.magnitude:
         raise CheckpointError("use_dora is set, and lora_magnitude_vector is missing")
+    if target.magnitude and not config.use_dora:
+        raise CheckpointError(
+            f'use_dora is not set, and the file has "{target.magnitude}", which belongs to use_dora: true',
+            remedy="Get adapter_config.json and weights of one training.",
+        )
     if target.magnitude and (len(shape) != 2 or target.embedding):
         raise CheckpointError("use_dora on a layer that is not linear is not read", remedy=FOLD)
     if target.magnitude and tensors.spec(target.magnitude).shape != second[:1]:

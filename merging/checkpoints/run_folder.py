@@ -38,6 +38,7 @@ class RunFolder:
         self._lock: int | None = None
         self._owned: list[str] = []
         self._state: dict[str, Any] = {}
+        self.overwrite = False  # whether finished checkpoints that were changed since may be made again
 
     def open(self, fingerprint: str, spec: Mapping[str, Any], *, overwrite: bool = False) -> list[str]:
         """Make the folder ours, or go on with a run of the same fingerprint; notes on what was tidied up.
@@ -46,6 +47,7 @@ class RunFolder:
         that are not ours, unless `overwrite`: then what earlier runs made is removed, and nothing else.
         """
         self.check()
+        self.overwrite = overwrite
         if self.path.exists() and self._read_state() is None:
             self._refuse_foreign(overwrite)
         if self.state.is_symlink():
@@ -63,7 +65,7 @@ class RunFolder:
             if before is not None and not same and not overwrite:
                 raise _other_spec(self.path, before.get("spec"), spec)
             notes += [
-                f"{self.path / name}: its manifest was gone, and is put back"
+                f"{self.path / name}: its manifest was gone or damaged, and is put back"
                 for name in (before["owned"] if before is not None else ())
                 if name in _CHECKPOINTS and put_back_manifest(self.state, self.path / name)
             ]
@@ -172,6 +174,12 @@ class RunFolder:
             path.is_file() and (path.name == CARD or path.stat().st_size == size)
             for path, size in paths.items()
         )
+
+    def undo(self, name: str) -> None:
+        """Remove what was finished of OUT/name, so that it is made again; the user's own files stay."""
+        self._refuse_outside(name)
+        remove_listed(self.path / name, self.state)
+        kept_manifest(self.state, name).unlink(missing_ok=True)
 
     def write_atomic(self, name: str, text: str) -> Path:
         """Write a small file of ours so that it is there whole or as it was before."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from merging.low_rank import LowRank
     from merging.ranks import Ranks
 
+_STOPPED = 143  # exit code that a SIGTERM brings, which is no fault of a rule's
+
 
 class Merger(Method, ABC):
     """Base and experts in, one model out, written tensor by tensor."""
@@ -240,18 +242,19 @@ class TensorMerger(Merger):
     def _combined(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         try:
             merged_S = self.combine(name, base_S, deltas_NS)
-        except MergingError:
+        except (MergingError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if isinstance(error, SystemExit) and error.code == _STOPPED:
+                raise
             raise RuleError(
                 f'strategy "{self.name}" failed on tensor "{name}": {type(error).__name__}: {error}',
                 remedy="Run with --debug for the traceback.",
             ) from error
-        shape = getattr(merged_S, "shape", None)
-        if shape != base_S.shape:
+        if not _fits(merged_S, base_S):
             raise RuleError(
                 f'strategy "{self.name}" returned {_described(merged_S)} for tensor "{name}", '
-                f"expected a tensor of shape {tuple(base_S.shape)}"
+                f"expected a floating-point tensor of shape {tuple(base_S.shape)} that holds values"
             )
         return merged_S
 
@@ -285,6 +288,21 @@ def _change(name: str, rule: TensorMerger | None, models: Models) -> LowRank | N
     return summed(terms, [shares[task] for task in rule.experts])
 
 
+def _fits(value: object, base_S: Tensor) -> bool:
+    """Whether a sink can take it for the base's tensor."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.shape != base_S.shape or value.is_meta:
+        return False
+    return value.is_floating_point() or not base_S.is_floating_point()
+
+
 def _described(value: object) -> str:
-    shape = getattr(value, "shape", None)
-    return f"shape {tuple(shape)}" if shape is not None else f"a {type(value).__name__}"
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        shape = getattr(value, "shape", None)
+        named = f"a {type(value).__module__}.{type(value).__name__}".replace("builtins.", "")
+        return f"{named} of shape {tuple(shape)}" if isinstance(shape, tuple) else named
+    empty = " without values (on the meta device)" if value.is_meta else ""
+    return f"shape {tuple(value.shape)}, dtype {str(value.dtype).removeprefix('torch.')}{empty}"

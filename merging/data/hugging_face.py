@@ -62,7 +62,7 @@ def text_rows(spec: DatasetData, where: str) -> list[Row]:
     wanted = (*Template(spec.template).columns, *filter(None, (spec.target, spec.label)))
     _refuse_missing(split, wanted, spec, where)
     columns = {column: split[column][:] for column in dict.fromkeys(wanted)}
-    if spec.label is not None and isinstance(spec.labels, Mapping):
+    if spec.label is not None and spec.labels is not None:
         columns[spec.label] = _named(split, spec.label, columns[spec.label], spec.labels)
     return [
         Row(_place(spec, number), dict(zip(columns, values, strict=True)))
@@ -99,7 +99,7 @@ def pictures(spec: DatasetData, where: str) -> Listing:
     if spec.label is None:
         return Listing((), [everything], ())
     labels = split[spec.label][:]
-    if isinstance(spec.labels, Mapping):
+    if spec.labels is not None:
         labels = _named(split, spec.label, labels, spec.labels)
     rows = [
         Row(picture.where, {spec.label: label}) for picture, label in zip(everything, labels, strict=True)
@@ -139,10 +139,16 @@ def _own_names(split: Any, column: str, count: int) -> tuple[str, ...]:
     return tuple(map(str, names)) if len(names) >= count else ()
 
 
-def _named(split: Any, column: str, values: list[Any], labels: Mapping[str, Any]) -> list[Any]:
-    """Class numbers as the data set calls them, where `labels` does so too."""
+def _named(
+    split: Any, column: str, values: list[Any], labels: Mapping[str, Any] | tuple[str, ...]
+) -> list[Any]:
+    """Class numbers as the data set calls them, where `labels` does so too; over a list of answers as these,
+    for a number that the data set gives is a place in it, whatever the answers look like."""
     names = getattr(split.features[column], "names", None)
-    if not names or not set(names) & set(labels):
+    if names and isinstance(labels, tuple) and len({*map(str.strip, labels)} - {""}) == len(labels):
+        places = dict(enumerate(labels))
+        return [places.get(value, f"class {value}") if isinstance(value, int) else value for value in values]
+    if not names or isinstance(labels, tuple) or not set(names) & set(labels):
         return values
     return [names[value] if isinstance(value, int) and 0 <= value < len(names) else value for value in values]
 

@@ -6,12 +6,14 @@ Shape letters: B examples.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from merging.checkpoints.folder import open_clip_config
@@ -24,7 +26,7 @@ from merging.data.task import Examples
 from merging.errors import DataError, Problem
 from merging.libraries import reading_with
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 CACHE_BYTES = 512 * 2**20
 """Processed pixels of one split are kept in memory up to this size; beyond it each batch is decoded anew."""
 
@@ -104,8 +106,10 @@ class ImageExamples(Examples):
         return {"pixel_values": torch.stack([self._process(file) for file in self.files[start:stop]])}
 
     def _process(self, file: Any) -> Tensor:
+        return self._processed(decoded(file) if isinstance(file, Path) else file.decoded())
+
+    def _processed(self, image: Image.Image) -> Tensor:
         # One at a time, so that an image's pixels do not depend on its neighbours in the batch.
-        image = decoded(file) if isinstance(file, Path) else file.decoded()
         with reading_with(DataError, "the base's image processor (preprocessor_config.json) fails on it"):
             pixels: Tensor = self._processor(images=image, return_tensors="pt")["pixel_values"][0].float()
         if not bool(torch.isfinite(pixels).all()):
@@ -115,14 +119,18 @@ class ImageExamples(Examples):
     def _scan(self) -> tuple[str, ...]:
         """One hash per image; keeps the pixels if small. Raises DataError naming each damaged file."""
         hashes: list[str] = []
+        turned: list[str] = []
         problems: list[Problem] = []
         shape: torch.Size | None = None
         for file in self.files:
             try:
-                pixels = self._process(file)
+                image = decoded(file) if isinstance(file, Path) else file.decoded()
+                pixels = self._processed(image)
             except DataError as error:
                 problems.append(Problem(str(file), error.message))
                 continue
+            if _is_turned(image):
+                turned.append(str(file))
             shape = shape or pixels.shape
             if pixels.shape != shape:
                 problems.append(
@@ -138,6 +146,12 @@ class ImageExamples(Examples):
                 f"{self._where}: {len(problems)} of {len(self)} images cannot be used",
                 problems=problems[:10],
                 remedy="Mend or remove these files.",
+            )
+        if turned:
+            self.notes += (
+                f"{self._where}: {len(turned)} of {len(self)} images say in EXIF that they are to be shown "
+                f"turned or mirrored, first {turned[0]}: they are taken as they are stored. If the experts "
+                "saw them upright, store them so.",
             )
         return tuple(hashes)
 
@@ -201,17 +215,50 @@ class _OpenClipProcessor:
 
 
 def decoded(file: Path | BinaryIO) -> Image.Image:
-    """The image in RGB. Raises DataError for a file that is no whole image."""
+    """The image in RGB, 8 bits a channel, not turned by its EXIF. Raises DataError for a file that is no
+    whole image, or whose pixels' range is not known."""
     if isinstance(file, Path) and file.is_symlink() and not file.exists():
         raise DataError(f'a link to "{os.readlink(file)}", which is not there')
     try:
         with Image.open(file) as image:
+            if image.mode in ("I", "F") or image.mode.startswith("I;"):
+                return _eight_bits(image)
             # Through RGBA where there is transparency: PIL warns of palettes with it, and drops it anyway.
             return (
                 image.convert("RGBA").convert("RGB") if "transparency" in image.info else image.convert("RGB")
             )
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"not a whole image ({error})") from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits as RGB; PIL's own conversion would cut all above 255 off."""
+    if image.mode.startswith("I;"):
+        bits = tuple(getattr(image, "tag_v2", {}).get(258, (16,)))  # BitsPerSample of a TIFF
+        known = bits == (16,)
+        found = f"{bits[0]}-bit grey"
+    else:
+        known = image.mode == "I" and image.format in ("PNG", "PPM")  # 16 bits, as older PIL opens them
+        found = (
+            "32-bit floating-point grey" if image.mode == "F" else "grey of signed or 32-bit whole numbers"
+        )
+    if not known:
+        raise DataError(
+            f"{found} ({image.format}, mode {image.mode}), in which white is not known; expected 8 bits a "
+            "channel, or 16-bit grey from 0 to 65535; store it so"
+        )
+    image.load()  # here, for numpy would hide that the file is cut off
+    grey = (np.asarray(image).astype(np.uint32) + 128) // 257
+    made = Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    made.info = dict(image.info)
+    return made
+
+
+def _is_turned(image: Image.Image) -> bool:
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    except Exception:  # EXIF that is damaged, whatever it holds, says nothing
+        return False
 
 
 def _listed(path: Path, where: str) -> Listing:
@@ -235,8 +282,31 @@ def _listed(path: Path, where: str) -> Listing:
             remedy=f"Images end in {', '.join(sorted(SUFFIXES))} and lie directly in their class's folder.",
         )
     empty = [folder.name for folder, inside in zip(folders, files, strict=True) if not inside]
-    notes = (f"{where}: no images in class folders {', '.join(empty)}",) if empty else ()
-    return Listing(tuple(folder.name for folder in folders), files, notes, found=True)
+    notes = [f"{where}: no images in class folders {', '.join(empty)}"] if empty else []
+    if passed_over := _passed_over(children, folders):
+        notes.append(f"{where}: not read in {path}: {passed_over}")
+    return Listing(tuple(folder.name for folder in folders), files, tuple(notes), found=True)
+
+
+def _passed_over(children: Sequence[Path], folders: Sequence[Path]) -> str:
+    """What lies there and is not read, in words: other files by suffix, images of no class or too deep."""
+    inside = [file for folder in folders for file in folder.iterdir() if not file.name.startswith(".")]
+    other = Counter(
+        file.suffix.lower() or "no suffix" for file in inside if file.is_file() and not _is_image(file)
+    )
+    loose = sum(_is_image(child) for child in children)
+    deeper = sum(1 for folder in inside if folder.is_dir() for _ in _images_below(folder))
+    kinds = ", ".join(f"{count} {suffix}" for suffix, count in other.most_common())
+    told = (
+        f"{other.total()} files of class folders that end otherwise ({kinds})" if other else "",
+        f"{deeper} images in folders inside class folders" if deeper else "",
+        f"{loose} images outside of class folders" if loose else "",
+    )
+    return "; ".join(filter(None, told))
+
+
+def _images_below(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if _is_image(file))
 
 
 def _is_image(file: Path) -> bool:

@@ -52,6 +52,7 @@ def number_alike_(task: str, splits: Mapping[str, Examples | None], head: Linear
     if len(names) != head.shape[0]:
         return [_unsure(task, found, names, head)]
     _tell_strange_(task, found, names, head)
+    _tell_order_(task, found, names, head)
     for split, one in given.items():
         if not one.found_classes or not set(one.classes) <= set(names):
             continue
@@ -124,6 +125,30 @@ def _tell_strange_(task: str, found: Mapping[str, Examples], names: Sequence[str
                 f'task "{task}": {split} data has {kind} of other names than the head has classes; they are '
                 f"taken in their order: {_listed(taken)}. If that is wrong, name them as the head does.",
             )
+
+
+def _tell_order_(task: str, found: Mapping[str, Examples], names: Sequence[str], head: LinearHead) -> None:
+    """Say the order of names that are numbers, where sorted as text they stand otherwise than as numbers."""
+    try:
+        values = [float(name) for name in names]
+    except ValueError:
+        return
+    if values == sorted(values) or [*map(plain_name, head.names)] == [*map(plain_name, names)]:
+        return
+    longest = max(map(len, names))
+    for split, one in found.items():
+        if hasattr(one, "files"):
+            kind = "class folders"
+            remedy = f"name them with as many digits each: {_listed(sorted(n.zfill(longest) for n in names))}"
+        else:
+            kind = "classes"
+            ordered = ", ".join(f'"{name}"' for _, name in sorted(zip(values, names, strict=True)))
+            remedy = f'say so: "labels": [{ordered}]'
+        one.notes += (
+            f'task "{task}": {split} data has {kind} that are numbers; they count as the head\'s classes in '
+            f"the order of their text: {_listed(names)}. If the head was trained in that of the numbers, "
+            f"{remedy}.",
+        )
 
 
 def _listed(names: Sequence[str]) -> str:

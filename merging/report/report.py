@@ -20,6 +20,7 @@ SURGERY_NOTE = (
     "The calibrated weights equal the merged ones. At inference the task must be known, and its correction "
     "in heads/ applied to the final feature before the head reads it; without it the model is the merged one."
 )
+_ANEW = "Run the pipeline again into the same folder: it makes the report anew."
 
 
 class StageReport(Entry):
@@ -83,8 +84,12 @@ class Report(Entry):
     def read(cls, path: Path) -> Report:
         """Raises DataError for a file that is no report, or one of another format."""
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
+            found = cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise DataError(f"report {path} does not exist") from error
         except (ValidationError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is not a report of format 1: {error}") from error
+            raise DataError(f"{path} is not a report of format 1: {error}", remedy=_ANEW) from error
+        if lacking := [name for name in ("format", "spec", "tasks") if name not in found.model_fields_set]:
+            what = f'it has no "{lacking[0]}", which every report has'
+            raise DataError(f"{path} is not a report of format 1: {what}", remedy=_ANEW)
+        return found

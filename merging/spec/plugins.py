@@ -36,7 +36,9 @@ def import_plugin(name: str, where: str, paths: Paths, findings: Findings) -> No
                 _load(name, file)
             else:
                 importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             what = f'there is no module "{shortened(name)}", and no {shortened(name)}.py beside the spec'
         else:

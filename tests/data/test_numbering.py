@@ -177,3 +177,30 @@ def test_names_that_the_head_has_or_a_head_without_names_need_no_word() -> None:
     assert not number_alike_("x", {"test": unnamed}, head(2))
 
     assert spelt.notes == unnamed.notes == ()
+
+
+def test_classes_that_are_numbers_are_told_where_their_text_stands_in_another_order() -> None:
+    many = sorted(str(number) for number in range(12))
+    folders, column = Numbered(*many), Numbered("0.0", "1.0", "10.0", "2.0")
+    folders.files = ()  # type: ignore[attr-defined]
+
+    assert not number_alike_("x", {"test": folders}, head(12))
+    assert not number_alike_("x", {"test": column}, head(4))
+
+    assert folders.classes == tuple(many)
+    (note,) = folders.notes
+    assert "class folders that are numbers" in note
+    assert "order of their text: 0, 1, 10, 11, 2, 3" in note
+    assert "name them with as many digits each: 00, 01, 02" in note
+    (note,) = column.notes
+    assert "order of their text: 0.0, 1.0, 10.0, 2.0." in note
+    assert '"labels": ["0.0", "1.0", "2.0", "10.0"]' in note
+
+
+def test_numbers_in_their_order_or_in_the_heads_need_no_word() -> None:
+    few, named = Numbered("0", "1", "2"), Numbered("1", "10", "2")
+
+    assert not number_alike_("x", {"test": few}, head(3))
+    assert not number_alike_("x", {"test": named}, head(3, "1", "10", "2"))
+
+    assert few.notes == named.notes == ()
