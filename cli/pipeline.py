@@ -67,7 +67,13 @@ Device = Annotated[
     str | None,
     typer.Option(metavar="DEV", help="auto, cpu, cuda:0, ...; else the spec's.", show_default=False),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what another spec left in the folder.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace what another spec left in the folder, and results that were changed since.",
+    ),
+]
 
 
 @app.callback(invoke_without_command=True)

@@ -106,7 +106,11 @@ def placed(
         config,
         tensors.label,
         placed={module: places.weight(target) or "" for module, target in keys.targets.items()},
-        base={name: (places.place(name), len(base.spec(name).shape)) for name in base.names()},
+        base={
+            name: (places.place(name), len(base.spec(name).shape))
+            for name in base.names()
+            if places.is_loaded(name)
+        },
         tied=places.others,
     )
     return Placement(changes, whole, tuple(notes))
@@ -131,6 +135,7 @@ class _Places:
         self._stored = frozenset(base.names())
         self._outline = Outline.of(model, base.names()) if isinstance(model, nn.Module) else model
         self._base = {} if self._outline is None else self._outline.places
+        self._state = frozenset(() if self._outline is None else self._outline.state)
         self._names = module_names(model, names).renamed if isinstance(model, nn.Module) else {}
         self._by_place = {place: name for name, place in self._base.items()}
 
@@ -151,6 +156,10 @@ class _Places:
     def place(self, name: str) -> str:
         """The name in the model of a tensor of the base or of the adapter."""
         return self._base.get(name, self._names.get(name, name))
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether the model has the base's tensor: files hold layers beside that no class loads."""
+        return self._outline is None or self._base.get(name) in self._state
 
     def kind(self, name: str) -> Kind | None:
         """What the module is that owns a tensor of the base."""

@@ -107,3 +107,13 @@ def test_what_the_config_says_in_vain_is_noted(adapter, fields, words):
     (note,) = adapter(fields=fields)().notes
 
     assert re.search(words, note)
+
+
+def test_layers_that_the_model_does_not_load_are_not_missed(adapter, tmp_path):
+    opened = adapter()
+    file = tmp_path / "base" / "model.safetensors"
+    stored = load_file(file)
+    more = stored["model.layers.1.self_attn.q_proj.weight"].clone()
+    save_file({**stored, "model.layers.2.self_attn.q_proj.weight": more}, file)
+
+    assert opened().notes == ()

@@ -33,7 +33,7 @@ def test_drift_is_averaged_over_tasks(report):
     assert last.calibrated.distance == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("text", ["{}x", '{"format": 2}', '{"unknown": 1}'])
+@pytest.mark.parametrize("text", ["{}", "", "{}x", '{"format": 2}', '{"unknown": 1}'])
 def test_files_that_are_no_report(tmp_path, text):
     (tmp_path / "report.json").write_text(text)
 
