@@ -125,7 +125,7 @@ def once(contender: Contender, log: Path, *, cold: bool = False) -> Measurement:
         process.returncode = os.waitstatus_to_exitcode(status)
         watch.stop()
     own_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak = usage.ru_maxrss if usage.ru_maxrss > own_peak else watch.peaks.get("VmHWM", 0)
+    peak = max(usage.ru_maxrss if usage.ru_maxrss > own_peak else 0, watch.peaks.get("VmHWM", 0))
     failed = process.returncode != 0
     return Measurement(
         label=contender.label,

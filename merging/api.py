@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
+from merging.arguments import NAME, SEED, Check, checked, found, is_place, kind, mapping_of, optional
+from merging.checkpoints.number_kinds import is_whole, refuse_complex, tensors_source
 from merging.checkpoints.sink import StateDictSink
 from merging.checkpoints.source import CheckpointSource, RenamedSource, StateDictSource
 from merging.components import strategies
 from merging.contracts.models import Models
-from merging.data.task import CalibrationData
+from merging.data.task import CalibrationData, Examples
 from merging.errors import CheckpointError, DataError, Problem, SpecError
 from merging.layer_settings import LayerSettings
 from merging.registry import did_you_mean
+from merging.settings import LARGEST_WEIGHT
 from merging.spec.component import Component, read_component
 from merging.spec.findings import Findings
 from merging.strategies.checkpoint import Checkpoint
@@ -25,11 +27,41 @@ from merging.vocabulary_comparison import differing
 
 if TYPE_CHECKING:
     from merging.contracts.backbone import Backbone
-    from merging.data.task import Examples, Head
+    from merging.data.task import Head
 
 Model: TypeAlias = "Mapping[str, Tensor] | nn.Module | str | os.PathLike[str] | CheckpointSource"
 
 
+_MODEL = kind(
+    "a mapping of tensors, a module or a folder",
+    lambda value: isinstance(value, CheckpointSource | Mapping | nn.Module) or is_place(value),
+)
+_BY_EXPERT = "a mapping by the experts' names"
+
+
+def _is_backbone(value: object) -> bool:
+    from merging.contracts.backbone import Backbone
+
+    return isinstance(value, Backbone)
+
+
+_CHECKS: dict[str, Check] = {
+    "name": NAME,
+    "base": _MODEL,
+    "experts": mapping_of("a mapping of names to models", '{"math": "models/math"}', _MODEL),
+    "weights": optional(mapping_of(_BY_EXPERT, '{"math": 0.5}')),
+    "data": optional(
+        mapping_of(_BY_EXPERT, '{"math": examples}', kind("examples", lambda one: isinstance(one, Examples)))
+    ),
+    "heads": optional(mapping_of(_BY_EXPERT, '{"math": head}', kind("a function of features", callable))),
+    "backbone": optional(
+        kind("a Backbone", _is_backbone, "Pipeline.from_spec(spec).resolve().models.backbone is one.")
+    ),
+    "seed": SEED,
+}
+
+
+@checked(**_CHECKS)
 def merge(
     name: str,
     base: Model,
@@ -52,7 +84,7 @@ def merge(
     """
     rule = strategies.get(name)
     component = _component(name, settings)
-    checked, layers = component.settings, LayerSettings(component.layers)
+    given, layers = component.settings, LayerSettings(component.layers)
     opened_base = _opened(base, "base")
     opened = {
         task: _adapted(expert, base, opened_base, backbone, f'expert "{task}"')
@@ -69,10 +101,11 @@ def merge(
         _weights(weights or {}, opened),
         backbone,
     )
-    problems = layers.problems(models, checked, where="")
+    problems = layers.problems(models, given, where="")
     models = layers.applied(models)
     refuse_misfits(models)
-    problems += [Problem("settings", problem) for problem in rule.check(checked, models.weights)]
+    refuse_complex(models)
+    problems += [Problem("settings", problem) for problem in rule.check(given, models.weights)]
     if problems:
         raise SpecError(f'strategy "{name}" cannot merge these experts', problems=problems)
     if "data" in rule.needs and data is None:
@@ -82,7 +115,7 @@ def merge(
     calibration = CalibrationData(data, heads) if data is not None else None
     if calibration is not None and "data" in rule.needs:
         calibration.require(models.tasks, heads="heads" in rule.needs)
-    merger = rule(checked, seed=seed)
+    merger = rule(given, seed=int(seed))
     merger.layers = layers
     if isinstance(merger, Checkpoint):
         merger.source = _opened(merger.settings.model, f'"{merger.settings.model}"')
@@ -123,26 +156,29 @@ def _misfits(models: Models, expert: CheckpointSource) -> list[Problem]:
     wanted = [name for name in base.names() if name not in models.kept]
     for name in wanted:
         spec = base.spec(name)
-        if not spec.dtype.is_floating_point:
+        if is_whole(spec.dtype):
             continue  # the base's own is kept, whatever the expert has
         where = f"{expert.label}: {name}"
         if name not in present:
             problems.append(Problem(where, f"missing; the base has shape {spec.shape}"))
         elif expert.spec(name).shape != spec.shape:
             problems.append(Problem(where, f"shape {expert.spec(name).shape}, the base has {spec.shape}"))
-        elif not expert.spec(name).dtype.is_floating_point:
+        elif expert.spec(name).dtype.is_floating_point != spec.dtype.is_floating_point:
             problems.append(
                 Problem(where, f"{expert.spec(name).dtype}, which cannot be merged with {spec.dtype}")
             )
     extra = [name for name in expert.names() if name not in set(base.names()) and name not in models.kept]
     for name in extra:
-        if expert.spec(name).dtype.is_floating_point:
+        if not is_whole(expert.spec(name).dtype):
             problems.append(Problem(f"{expert.label}: {name}", "not in the base"))
     return problems
 
 
 def _component(name: str, values: Mapping[str, Any]) -> Component:
     findings = Findings()
+    if "type" in values:
+        findings.add("type", "there is no such setting", "The first argument names the rule.")
+        raise SpecError(f'settings of strategy "{name}"', problems=findings.problems())
     plain = {
         key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in values.items()
     }
@@ -156,14 +192,12 @@ def _opened(model: Model, label: str) -> CheckpointSource:
     if isinstance(model, CheckpointSource):
         return model
     if isinstance(model, Mapping | nn.Module):
-        return StateDictSource(model, label)
+        return tensors_source(model, label)
     if isinstance(model, str | os.PathLike):
         from merging.checkpoints.folder import open_checkpoint
 
         return open_checkpoint(Path(model), label=label)
-    raise SpecError(
-        f"{label} is a {type(model).__name__}; expected a mapping of tensors, a module or a folder"
-    )
+    raise SpecError(f"{label}: found {found(model)}, expected a mapping of tensors, a module or a folder")
 
 
 def _adapted(
@@ -191,13 +225,17 @@ def _weights(given: Mapping[str, float], experts: Mapping[str, object]) -> dict[
         if task not in experts
     ]
     problems += [
-        Problem(f"weights.{task}", f"found {weight!r}, expected a finite number")
+        Problem(f"weights.{task}", f"found {found(weight)}, expected a finite number, of at most 1e12")
         for task, weight in given.items()
-        if not isinstance(weight, int | float) or not math.isfinite(weight)
+        if not _is_weight(weight)
     ]
     if problems:
         raise SpecError("the weights do not fit the experts", problems=problems)
     return {task: float(given.get(task, 1.0)) for task in experts}
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_WEIGHT
 
 
 def _aliases(base: CheckpointSource, experts: Mapping[str, CheckpointSource]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from merging.checkpoints.number_kinds import refuse_complex
 from merging.checkpoints.run_folder import RunFolder
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
@@ -14,6 +15,7 @@ from merging.errors import MergingError, OutputError, Problem, TracingError
 from merging.preflight import Finding, refusal, weight_findings
 from merging.report.stages import resident
 from merging.room import disk_findings, memory_findings
+from merging.sameness import same_findings
 from merging.spec.own_folders import clashes
 from merging.sufficiency import overlap_findings, token_findings
 
@@ -59,9 +61,11 @@ def check(
     opened = tried(pipeline.resolve)
     if opened is not None:
         tried(lambda: refuse_not_finite(pipeline.spec, opened, read=read_weights, progress=progress))
+        tried(lambda: refuse_complex(opened.models))
         findings += opened.findings
         if not _stopping(findings, allow):  # what differs by its config need not be compared by its weights
             findings += weight_findings(opened.models)
+            findings += same_findings(opened.models, whole=read_weights)
         tasks = tried(pipeline.tasks)
         if tasks is not None:
             findings += overlap_findings(tasks)

@@ -92,7 +92,11 @@ def _heads(tasks: Mapping[str, Task], own: Mapping[str, Mapping[str, Tensor]]) -
     found: dict[str, dict[str, Any]] = {}
     for name, task in tasks.items():
         if task.head is not None:
-            shapes = {"weight": list(task.head.shape)}
+            dense = task.head.dense
+            read = task.head.shape[-1] if dense is None else dense.weight_HF.shape[0]
+            shapes = {"weight": [task.head.shape[0], read]}
+            if dense is not None:
+                shapes |= {"dense.weight": [*dense.weight_HF.shape], "dense.bias": [*dense.bias_H.shape]}
             if task.head.bias_C is not None:
                 shapes["bias"] = list(task.head.bias_C.shape)
             found[name] = {"file": f"heads/{name}.safetensors", **shapes}

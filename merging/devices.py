@@ -7,6 +7,8 @@ import re
 import torch
 
 from merging.errors import SpecError
+from merging.registry import did_you_mean
+from merging.spec.pipeline_spec import DEVICES
 
 _LONGEST = 100  # characters of torch's own words
 _CUDA = re.compile(r"cuda(?::(\d+))?")
@@ -14,6 +16,11 @@ _CUDA = re.compile(r"cuda(?::(\d+))?")
 
 def choose_device(name: str) -> str:
     """`auto` is a GPU where there is one. Raises SpecError for a device that this machine does not have."""
+    kind = name.partition(":")[0]
+    if kind not in DEVICES:
+        raise SpecError(
+            f'device "{name}" cannot be used here: there is no such kind', remedy=did_you_mean(kind, DEVICES)
+        )
     if name == "auto":
         if torch.cuda.is_available():
             return "cuda"

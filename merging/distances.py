@@ -39,7 +39,7 @@ def distance(models: Models, expert: CheckpointSource) -> Distance | None:
         matrix = len(spec.shape) >= 2 and spec.elements and spec.dtype.is_floating_point
         if not matrix or name in models.kept:
             continue
-        rows = slice(0, _rows(spec))
+        rows = sampled_rows(spec)
         base_S, expert_S = (source.read(name, rows).double().flatten() for source in (models.base, expert))
         if not bool(torch.isfinite(base_S).all() and torch.isfinite(expert_S).all()):
             continue
@@ -55,5 +55,7 @@ def distance(models: Models, expert: CheckpointSource) -> Distance | None:
     return Distance((apart / ours) ** 0.5, dot / (ours * theirs) ** 0.5, tuple(emptied))
 
 
-def _rows(spec: TensorSpec) -> int:
-    return max(1, min(SAMPLED_ROWS, spec.shape[0], _SAMPLED_ENTRIES * spec.shape[0] // spec.elements))
+def sampled_rows(spec: TensorSpec) -> slice:
+    """The rows of a matrix that are looked at, and the entries of a vector."""
+    most = _SAMPLED_ENTRIES * spec.shape[0] // max(1, spec.elements)
+    return slice(0, max(1, min(SAMPLED_ROWS if len(spec.shape) > 1 else most, spec.shape[0], most)))

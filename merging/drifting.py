@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from merging.checkpoints.amending import amend_, relist_
@@ -34,9 +34,11 @@ def drift_of_run(
     examples: int,
     frechet: bool,
     device: str,
+    remarks: Sequence[str] = (),
     progress: Progress = silent,
 ) -> DriftReport:
-    """`folder`: open, and with a finished run of this spec in it."""
+    """`folder`: open, and with a finished run of this spec in it. `remarks`: warnings that its report shall
+    have, too."""
     held = held_out_of(spec, tasks, base_folder=opened.side_files, count=examples)
     results = {
         name: folder.path / name
@@ -55,7 +57,7 @@ def drift_of_run(
         progress=progress,
     )
     found = measured.drift_report()
-    _put_into_report(folder, found)
+    _put_into_report(folder, found, remarks)
     if "calibrated" in results:
         tell_harm_(results["calibrated"], found, scratch=folder.state)
     for name in results:  # also where an earlier call was killed before it came to this
@@ -74,11 +76,11 @@ def tell_harm_(checkpoint: Path, drift: DriftReport, *, scratch: Path) -> None:
         amend_(checkpoint, card.name, told, scratch=scratch)
 
 
-def _put_into_report(folder: RunFolder, drift: DriftReport) -> None:
+def _put_into_report(folder: RunFolder, drift: DriftReport, remarks: Sequence[str]) -> None:
     report = Report.read(folder.path / "report.json")
     before, now = harm_finding(report.drift), harm_finding(drift)
-    warnings = [one for one in report.warnings if one != before]
-    if now is not None:
+    warnings = [one for one in dict.fromkeys((*report.warnings, *remarks)) if one != before]
+    if now is not None and now not in warnings:
         warnings.append(now)
     changed = report.model_copy(update={"drift": drift, "warnings": tuple(warnings)})
     text = changed.model_dump_json(indent=2) + "\n"

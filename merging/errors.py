@@ -36,7 +36,7 @@ class MergingError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, remedy: str = "", problems: Sequence[Problem] = ()) -> None:
-        self.message, self.remedy, self.problems = message, remedy, tuple(problems)
+        self.message, self.remedy, self.problems = str(message), remedy, tuple(problems)
         super().__init__(str(self))
 
     def __str__(self) -> str:

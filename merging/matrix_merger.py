@@ -12,6 +12,7 @@ from pydantic import Field
 
 from merging.contracts.merger import MergeNotes, TensorMerger
 from merging.contracts.method import Progress, silent
+from merging.settings import Scale
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class MatrixMerger(TensorMerger):
     """
 
     class Settings(BaseSettings):
-        scale: float = Field(
+        scale: Scale = Field(
             1.0, description="Weight of the merged task vectors, matrices and others (alpha)."
         )
         others: Literal["mean", "base"] = Field(

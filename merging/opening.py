@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from merging.architecture import select_backbone, ties_head
+from merging.backbones.pretrained import is_pooler
 from merging.backbones.task_heads import head_of
 from merging.checkpoints.alignment import Alignment, align
 from merging.checkpoints.clip_layouts import mixed_libraries
@@ -39,6 +40,7 @@ from merging.preflight import (
     Finding,
     config_findings,
     config_problems,
+    processor_findings,
     refuse_unwalkable,
     running_statistics,
 )
@@ -140,6 +142,7 @@ def _compared(spec: PipelineSpec) -> Opened:
     notes, problems = list(base.notes), []
     inside = backbone.module_names(base.names()) if backbone is not None else {}
     problems += config_problems(model, {name: at for name, at in inside.items() if not keeps(name)}, base)
+    notes += backbone.remarks() if backbone is not None else ()
     if read_config(base_at.path) is None and open_clip_config(base_at.path) is None:
         notes.append(f"{base_at.path} has no config.json: from_pretrained will not open the results")
     for task, ref in spec.experts.items():
@@ -164,6 +167,13 @@ def _compared(spec: PipelineSpec) -> Opened:
             continue
         at = place.path if ref.adapter is None else base_at.path
         is_head = _either(base_head, _task_head(at, source))
+        if (pooler := _own_pooler(base, source, at)) is not _no_head:
+            is_head = _either(is_head, pooler)
+            notes.append(f"{label}: the base has no pooler, the expert's is kept as part of its head")
+        elif not any(map(is_pooler, base.names())) and any(
+            is_pooler(name) and keeps(name) for name in source.names()
+        ):
+            notes.append(f"{label}: the base has no pooler, the expert's is left out: heads read the tokens")
         fit = _aligned(base, source, model, _either(keeps, is_head), at, axes, is_outer)
         problems += fit.problems
         notes += [*source.notes, *fit.notes, *_without_config(label, place, base_at)]
@@ -184,8 +194,13 @@ def _compared(spec: PipelineSpec) -> Opened:
     problems += vocabulary.problems
     folders = {label: given.path for label, given in inputs.items() if label != "base"}
     findings = config_findings(base_at.path, folders)
+    findings += processor_findings(base_at.path, folders, _fed(spec))
     if problems:
-        problems += [one.problem.named(one.name) for one in findings if one.name not in spec.allow]
+        problems += [
+            one.problem.named(one.name, warning=not one.stops)
+            for one in findings
+            if one.name not in spec.allow
+        ]
         who = "the experts do" if spec.experts else "the merged model does"
         raise CheckpointError(f"{who} not fit the base", problems=problems)
     notes += vocabulary.notes
@@ -254,6 +269,7 @@ class _Plain:
             return
         places = [self._base_at, *self._places.values()]
         asked = [list(spec.experts), spec.backbone.model_dump(mode="json"), spec.allow, spec.base.model]
+        asked.append(sorted(_fed(spec)))
         self._key = key_of(
             [*asked, sorted(self._adapters), spec.output.form],
             self._base,
@@ -288,12 +304,20 @@ class _Plain:
             task: _HeadTensors(source, frozenset(found.heads.get(task, ())).__contains__)
             for task, source in experts.items()
         }
-        return Opened(self._base_at.path, models, inputs, heads, notes=found.notes, known=found.outline)
+        return Opened(
+            self._base_at.path,
+            models,
+            inputs,
+            heads,
+            notes=found.notes,
+            findings=found.findings,
+            known=found.outline,
+        )
 
     def remember(self, opened: Opened) -> None:
         matched = opened.vocabulary
         changed = matched is not None and (matched.new or matched.rows is not None)
-        if self._key is None or changed or opened.prepared is not None or opened.findings:
+        if self._key is None or changed or opened.prepared is not None:
             return
         if opened.models.base.names() != self._base.names():
             return
@@ -301,7 +325,8 @@ class _Plain:
             return  # an adapter brings tensors that the base lacks
         heads = {task: tuple(tensors) for task, tensors in opened.heads.items()}
         kept = tuple(sorted(opened.models.kept))
-        remember(self._key, Findings(kept, heads, opened.notes, opened.placements, opened.known))
+        found = Findings(kept, heads, opened.notes, opened.placements, opened.known, opened.findings)
+        remember(self._key, found)
 
 
 def _refuse_unfit_side_files(spec: PipelineSpec, folder: Path) -> None:
@@ -345,6 +370,16 @@ def _without_config(label: str, place: ResolvedModel, base: ResolvedModel) -> li
 
 def _with_files(given: Input, more: tuple[Path, ...]) -> Input:
     return replace(given, files=tuple(dict.fromkeys((*given.files, *more))))
+
+
+def _fed(spec: PipelineSpec) -> set[str]:
+    """Experts, by label, of whom examples are made by the base's image processor or tokenizer."""
+    sources = {task: (one.calibration, one.validation, one.test) for task, one in spec.tasks.items()}
+    return {
+        f'expert "{task}"'
+        for task, given in sources.items()
+        if any(source is not None and source.type != "tensors" for source in given)
+    }
 
 
 def _walks(spec: PipelineSpec) -> bool:
@@ -408,6 +443,15 @@ def _input(name: str, place: ResolvedModel, source: CheckpointSource, *, copied:
 def _task_head(folder: Path, source: CheckpointSource) -> Callable[[str], bool]:
     names = (read_config(folder) or {}).get("architectures") or ()
     return head_of(str(names[0]) if names else None, source.names())
+
+
+def _own_pooler(base: CheckpointSource, expert: CheckpointSource, folder: Path) -> Callable[[str], bool]:
+    """A pooler that the base lacks and the expert's classifier of texts reads is a part of its head."""
+    names: list[str] = (read_config(folder) or {}).get("architectures") or []
+    reads = any(name.endswith("ForSequenceClassification") for name in names[:1])
+    if not reads or any(map(is_pooler, base.names())) or not any(map(is_pooler, expert.names())):
+        return _no_head
+    return is_pooler
 
 
 def _either(first: Callable[[str], bool], second: Callable[[str], bool]) -> Callable[[str], bool]:

@@ -7,8 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from merging.arguments import (
+    DEVICE,
+    FLAG,
+    FUNCTION,
+    PLACE,
+    TEXTS,
+    checked,
+    is_place,
+    kind,
+    one_of,
+    optional,
+    whole,
+)
 from merging.contracts.method import Progress, silent
-from merging.errors import OutputError, run_begun
+from merging.errors import OutputError, SpecError, run_begun
 from merging.file_names import refuse_unnameable, telling_of_names
 from merging.open_files import telling_of_open_files
 from merging.spec import PipelineSpec, load_spec, parse_spec
@@ -26,11 +39,30 @@ if TYPE_CHECKING:
 
 Until = Literal["merge", "calibrate"]
 
+_SPEC = kind(
+    "a PipelineSpec",
+    lambda value: isinstance(value, PipelineSpec),
+    "Pipeline.from_spec takes files and dicts.",
+)
+_SOURCE = kind(
+    "the path of a spec, a dict or a PipelineSpec",
+    lambda value: isinstance(value, PipelineSpec | Mapping) or is_place(value),
+)
+_SWEEPS = kind(
+    "values by path, or a list of texts",
+    lambda value: isinstance(value, str | Mapping | Sequence) and not isinstance(value, bytes | bytearray),
+    'Like {"merge.scale": [0.2, 0.3]} or ["merge.scale=0.1:1.0:0.1"].',
+)
+_UNTIL = optional(one_of("merge", "calibrate"))
+_CRITERION = optional(one_of("features", "entropy", "validation"))
+_OUT, _DEVICE = optional(PLACE), optional(DEVICE)
+
 
 class Pipeline:
     """One spec, checked. `run` leaves merged/, calibrated/, heads/ and report.json; what is done is not done
     again."""
 
+    @checked(spec=_SPEC)
     def __init__(self, spec: PipelineSpec) -> None:
         self.spec = spec
         self.curve: Curve | None = None  # of the search that made this pipeline
@@ -40,6 +72,7 @@ class Pipeline:
         self._steps: Steps | None = None
 
     @classmethod
+    @checked(spec=_SOURCE, sets=TEXTS)
     def from_spec(
         cls, spec: PipelineSpec | Mapping[str, Any] | str | Path, *, sets: Sequence[str] = ()
     ) -> Pipeline:
@@ -48,11 +81,17 @@ class Pipeline:
         Raises SpecError with every problem of the spec.
         """
         if isinstance(spec, PipelineSpec):
+            if sets:
+                raise SpecError(
+                    "sets are put into a spec before it is checked, and this PipelineSpec is checked already",
+                    remedy="Give the file or the dict that it was made from.",
+                )
             return cls(spec)
         if isinstance(spec, Mapping):
             return cls(parse_spec(dict(spec), working_folder(), "merge", sets))
         return cls(load_spec(spec, sets))
 
+    @checked()
     def resolve(self) -> Opened:
         """Open all models (headers only) and compare them; all problems are raised together."""
         if self._opened is None:
@@ -61,6 +100,7 @@ class Pipeline:
             self._opened = open_models(self.spec)
         return self._opened
 
+    @checked()
     def tasks(self) -> dict[str, Task]:
         """Examples and heads of every task."""
         if self._tasks is None:
@@ -69,6 +109,7 @@ class Pipeline:
             self._tasks = open_tasks(self.spec, self.resolve())
         return self._tasks
 
+    @checked(read_weights=FLAG, progress=FUNCTION)
     def validate(self, *, read_weights: bool = False, progress: Progress = silent) -> list[str]:
         """Everything that can be known before the work: remarks, the gravest first; raises what stops a run.
 
@@ -87,6 +128,7 @@ class Pipeline:
         notes = [note for task in self.tasks().values() for note in task_notes(task)]
         return [*told(found, self.spec.allow), *self.resolve().notes, *notes]
 
+    @checked()
     def choice(self) -> Choice:
         """What a run will do to keep to the spec's memory. Raises SpecError if it cannot."""
         from merging.costs.budget import USUAL_CHOICE, choose
@@ -112,6 +154,7 @@ class Pipeline:
             **measuring_inputs(self.spec, tasks),
         }
 
+    @checked()
     def steps(self) -> Steps:
         """What a run will cost, step by step."""
         from merging.costs.steps import Steps
@@ -120,6 +163,7 @@ class Pipeline:
             self._steps = Steps(self.spec, self.resolve(), self.tasks())
         return self._steps
 
+    @checked(read_weights=FLAG, progress=FUNCTION)
     def plan(self, *, read_weights: bool = False, progress: Progress = silent) -> Plan:
         """What a run will do and need. Of weights only the first rows of each matrix are read, unless
         `read_weights` is given, as for `validate`."""
@@ -127,6 +171,7 @@ class Pipeline:
 
         return make_plan(self, read_weights=read_weights, progress=progress)
 
+    @checked(sweeps=_SWEEPS, criterion=_CRITERION, until=_UNTIL, device=_DEVICE, progress=FUNCTION)
     def search(
         self,
         sweeps: Mapping[str, Sequence[Any]] | Sequence[str],
@@ -163,6 +208,7 @@ class Pipeline:
         found._tasks, found.curve = self._tasks, curve
         return found
 
+    @checked(out=_OUT, until=_UNTIL, device=_DEVICE, overwrite=FLAG, progress=FUNCTION)
     @telling_of_names()
     @telling_of_open_files()
     def run(
@@ -235,6 +281,14 @@ class Pipeline:
             run.leader.end(report)
             return report
 
+    @checked(
+        out=_OUT,
+        examples=optional(whole(at_least=1)),
+        frechet=FLAG,
+        device=_DEVICE,
+        overwrite=FLAG,
+        progress=FUNCTION,
+    )
     def drift(
         self,
         out: Path | str | None = None,
@@ -264,7 +318,7 @@ class Pipeline:
             return report.drift
         asked, place = self.spec.canonical(), Path(report.checkpoint).parent
         folder = RunFolder(place)
-        folder.open(fingerprint(asked), asked)
+        notes = folder.open(fingerprint(asked), asked)
         with folder, want_of_files(self._reads, place), run_begun():
             return drift_of_run(
                 self.spec,
@@ -274,5 +328,6 @@ class Pipeline:
                 examples=examples or EXAMPLES,
                 frechet=frechet,
                 device=choose_device(device or self.spec.device),
+                remarks=(*report.warnings, *notes),
                 progress=progress,
             )

@@ -5,26 +5,22 @@ Every finding has a name; the spec's `allow` lets findings of that name through.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
-from merging.backbones.open_clip import filled as open_clip_filled
-from merging.checkpoints.config_bounds import refuse_unbounded
-from merging.checkpoints.folder import config as read_config
-from merging.checkpoints.folder import open_clip_config
 from merging.checkpoints.source import CheckpointSource
+from merging.config_comparison import compare_configs
 from merging.contracts.backbone import Backbone
 from merging.contracts.layer_rule import LayerRule
 from merging.contracts.method import Method
 from merging.contracts.models import Models
 from merging.distances import distance
 from merging.errors import CheckpointError, DataError, MergingError, OutputError, Problem, TracingError
-from merging.libraries import reading_with
+from merging.processor_comparison import compare_processors
 from merging.spec.pipeline_spec import FindingName
 from merging.streaming import StreamedModel
 from merging.threads import in_threads, threads_over
@@ -32,13 +28,7 @@ from merging.threads import in_threads, threads_over
 OTHER_BASE = 0.3  # cosine of the matrices: fine-tuning leaves it near 1, another start gives about 0
 FAR = 0.5  # of the base's own size: fine-tuning moves matrices by a few hundredths of it
 
-_OF_MODELS = ("config", "other_base")
-
-_HARMLESS = re.compile(
-    r"_.*|transformers_version|(torch_)?dtype|architectures|id2label|label2id|num_labels|problem_type|use_cache"
-    r"|return_dict|output_.*|.*drop.*|initializer_.*|.*_token_id|task_specific_params|tie_word_embeddings"
-    r"|gradient_checkpointing|vocab_size|name_or_path|finetuning_task|max_length|torchscript|logit_scale.*|init_logit_.*"
-)
+_OF_MODELS = ("config", "other_base", "processor")
 
 
 class Finding(NamedTuple):
@@ -88,21 +78,44 @@ def _sizes(shape: Sequence[int]) -> str:
 
 
 def config_findings(base: Path, experts: Mapping[str, Path]) -> list[Finding]:
-    """Config fields that change what the weights mean, where an expert's differ from the base's."""
-    ours = _architecture(base)
+    """Config fields that change what the weights mean, where an expert's differ from the base's; those that
+    only one of them has are warned of."""
     findings = []
     for label, folder in experts.items():
-        theirs = _architecture(folder)
-        if not ours or not theirs:
-            continue
-        differing = [key for key in ours if key in theirs and ours[key] != theirs[key]]
-        if differing:
-            shown = "; ".join(f"{key} {theirs[key]!r}, the base has {ours[key]!r}" for key in differing[:5])
-            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-            remedy = "Name the base that it was trained from, or mend the config that is wrong."
-            problem = Problem(label, f"its config says otherwise: {shown}{more}", remedy)
+        found = compare_configs(base, folder)
+        remedy = "Name the base that it was trained from, or mend the config that is wrong."
+        if found.both:
+            problem = Problem(label, f"its config says otherwise: {_listed(found.both)}", remedy)
             findings.append(Finding("config", problem))
+        if found.single:
+            what = f"only one of its config and the base's says it: {_listed(found.single)}"
+            remedy = "See whether the model reads it; then both configs must say it."
+            findings.append(Finding("config", Problem(label, what, remedy), stops=False))
     return findings
+
+
+def processor_findings(base: Path, experts: Mapping[str, Path], fed: Collection[str]) -> list[Finding]:
+    """Experts whose image processor or tokenizer makes other inputs than the base's, which all examples go
+    through and every result gets; `fed`: those of whom there are examples that it makes."""
+    findings = []
+    for label, folder in experts.items():
+        found = compare_processors(base, folder)
+        if not found.said and not found.shapes:
+            continue
+        stops = bool(found.shapes) and label in fed
+        shapes = f"{found.shapes}; " if found.shapes else ""
+        what = f"it was not trained on what the base's processor makes: {shapes}{_listed(found.said)}"
+        remedy = (
+            "Examples of all tasks go through the base's, and results get it. Give the expert's inputs as "
+            '{"type": "tensors"}, or put the files of the expert beside the base if they are right for all.'
+        )
+        findings.append(Finding("processor", Problem(label, what, remedy), stops))
+    return findings
+
+
+def _listed(fields: Sequence[str]) -> str:
+    more = f"; and {len(fields) - 5} more" if len(fields) > 5 else ""
+    return "; ".join(fields[:5]) + more
 
 
 def weight_findings(models: Models) -> list[Finding]:
@@ -175,44 +188,3 @@ def running_statistics(base: CheckpointSource) -> tuple[str, ...]:
         "they describe activations that the merged model does not have: run it over training data in "
         "training mode to set them anew",
     )
-
-
-def _architecture(folder: Path) -> dict[str, Any]:
-    """Flat config without what does not change the meaning of weights; a whole CLIP can be compared with its
-    vision tower."""
-    found = _filled(folder)
-    vision, text = found.get("vision_config"), found.get("text_config")
-    if not isinstance(vision, Mapping):
-        return _flat(found)
-    return _flat(vision) | (_flat(text, "text_config.") if isinstance(text, Mapping) else {})
-
-
-def _filled(folder: Path) -> Mapping[str, Any]:
-    """The config with transformers' defaults, where it knows the architecture."""
-    if (two_towers := open_clip_config(folder)) is not None:
-        return open_clip_filled(two_towers["model_cfg"])
-    raw = read_config(folder)
-    if raw is None or "model_type" not in raw:
-        return raw or {}
-    from transformers import AutoConfig
-
-    place = folder if folder.is_dir() else folder.parent
-    try:
-        with reading_with(CheckpointError, f"the config of {place} cannot be used"):
-            refuse_unbounded(place / "config.json", raw, folder)
-            filled = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-            return filled.to_dict()
-    except CheckpointError:  # told by who needs it; what it says can be compared as it stands
-        return raw
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if _HARMLESS.fullmatch(key) or key == "model_type":
-            continue
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{path}{key}.")
-        else:
-            flat[f"{path}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat

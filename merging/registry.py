@@ -31,15 +31,28 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 class Registry(Generic[T]):
     """Built-in classes are loaded when first asked for; others come by decorator or entry point."""
 
-    def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
-        self.kind, self.group = kind, group
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, str], parent: type = object) -> None:
+        """`parent`: what all classes must derive from."""
+        self.kind, self.group, self._parent = kind, group, parent
         self._paths = dict(builtin)
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
-        """Decorator: make the class usable by `name` at once. A built-in name cannot be taken over."""
+        """Decorator: make the class usable by `name` at once. A built-in name cannot be taken over.
+
+        SpecError for a name that is taken or no text, and for what is no such class or lacks methods."""
+        if not isinstance(name, str) or not name.strip():
+            raise SpecError(
+                f"a {self.kind} needs a name: found {_found(name)}, expected text",
+                remedy=f'Like @merging.{self.kind}("my_own") above the class.',
+            )
 
         def add(cls: type[C]) -> type[C]:
+            if not isinstance(cls, type):
+                raise SpecError(
+                    f'{self.kind} "{name}": found {_found(cls)}, expected a class',
+                    remedy=f"Derive one from {self._parent.__name__}.",
+                )
             if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
                 raise SpecError(
                     f'{self.kind} "{name}", {cls.__qualname__}, lacks {", ".join(lacking)}',
@@ -55,6 +68,12 @@ class Registry(Generic[T]):
                     f'{self.kind} "{name}" is already defined by {taken or known}',
                     remedy="Give the new class another name.",
                 )
+            if not issubclass(cls, self._parent):
+                raise SpecError(
+                    f'{self.kind} "{name}": the class {cls.__qualname__} does not derive from '
+                    f"{self._parent.__name__}",
+                    remedy=f"Derive it from merging.{self._parent.__name__}, or a class below that.",
+                )
             cls.name = name  # type: ignore[attr-defined]
             self._classes[name] = cls  # type: ignore[assignment]
             return cls
@@ -68,6 +87,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> type[T]:
         """The class of that name. Raises SpecError with the nearest valid name."""
+        if not isinstance(name, str):
+            raise SpecError(f"the name of a {self.kind} is text: found {_found(name)}")
         if name not in self._classes:
             self._load(name)
         return self._classes[name]
@@ -82,3 +103,9 @@ class Registry(Generic[T]):
                 self.register(name)(entry.load())
                 return
         raise SpecError(f'unknown {self.kind} "{name}"', remedy=did_you_mean(name, self.names()))
+
+
+def _found(value: object) -> str:
+    from merging.arguments import found  # which needs this file
+
+    return found(value)

@@ -21,7 +21,8 @@ from merging.checkpoints.atomic import write_atomic
 from merging.checkpoints.lora_places import Change, Placement
 from merging.checkpoints.outline import Outline
 from merging.checkpoints.source import CheckpointSource
-from merging.errors import OutputError
+from merging.errors import OutputError, Problem
+from merging.preflight import Finding
 
 _LARGEST = 64 << 20  # bytes of a file beside the weights that is read
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -36,6 +37,7 @@ class Findings:
     notes: tuple[str, ...]
     placements: Mapping[str, Placement] = field(default_factory=dict)  # of experts that are adapters
     outline: Outline | None = None  # of the base, where results are adapters
+    findings: tuple[Finding, ...] = ()  # of configs and processors
 
 
 def key_of(
@@ -72,7 +74,9 @@ def recall(key: str) -> Findings | None:
         heads = {task: tuple(names) for task, names in found["heads"].items()}
         placements = {task: _placement(*values) for task, values in found["placements"].items()}
         outline = None if found["outline"] is None else Outline(**found["outline"])
-        return Findings(tuple(found["kept"]), heads, tuple(found["notes"]), placements, outline)
+        findings = tuple(Finding(name, Problem(*what), stops) for name, what, stops in found["findings"])
+        notes = tuple(found["notes"])
+        return Findings(tuple(found["kept"]), heads, notes, placements, outline, findings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # not known, or spoilt: found out anew
 

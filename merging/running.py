@@ -77,7 +77,7 @@ class Run:
         self.spec, self.opened, self.tasks, self.folder = spec, opened, dict(tasks), folder
         self.device, self.progress = choose_device(device), progress
         self.stages: list[StageReport] = []
-        self.remarks = tuple(remarks)
+        self.remarks = (*remarks, *folder.remarks)
         self.hashes: dict[str, dict[str, str]] = {}  # of models: role -> file -> SHA-256
         self.code: dict[str, dict[str, str]] = {}  # of plug-ins
         self.read: dict[str, Any] = {}  # what manifests say of all inputs that decide checkpoints
@@ -197,6 +197,7 @@ class Run:
                     if shared:
                         self.leader.collect(sink)
                     self._describe(sink, "merged", facts, [(self.spec.merge, self.merger)], notes)
+                self._tell_moved(sink)
         self.folder.forget("merge")
         keep_manifest(self.folder.state, target)
         return target
@@ -210,6 +211,11 @@ class Run:
             "code": code_of(type(method)),
         }
         known = SolvedBlocks(self.folder.begun / step, fingerprint(decides))
+        if known.spoilt is not None:
+            self.remarks += (
+                f"{known.spoilt} was cut or changed since the run that wrote it: that block, and what comes "
+                "after it, is solved again.",
+            )
         if isinstance(method, Placed):
             method.known = known
         return known
@@ -257,6 +263,8 @@ class Run:
                             *zip(self.spec.calibrate, self.calibrators, strict=True),
                         ]
                         self._describe(sink, "calibrated", facts, used, notes)
+                if final:
+                    self._tell_moved(sink)
                 source = place
         self.folder.forget("calibrate")
         keep_manifest(self.folder.state, target)
@@ -299,6 +307,10 @@ class Run:
                 device=self.device,
             )
         return sink
+
+    def _tell_moved(self, sink: SafetensorsSink | LoraSink) -> None:
+        """Put into the report where files of the user's had to go, once the checkpoint is published."""
+        self.remarks += tuple(f"{sink.target.name}/{note}" for note in sink.notes)
 
     def _plain_sink(self, target: Path, *, delivered: bool) -> SafetensorsSink | LoraSink:
         output, models = self.spec.output, self.opened.models
@@ -416,9 +428,14 @@ class Run:
     def _finished(self, facts: str) -> Report | None:
         """The report of an earlier run that did all of this, if its checkpoints are still whole."""
         place, known = self.folder.path / "report.json", self.folder.state / "report-of"
-        if not place.is_file() or not known.is_file() or known.read_text() != facts:
+        if not place.is_file() or not known.is_file() or known.read_bytes() != facts.encode():
             return None
         if not (self.folder.state / MANIFEST).is_file():  # without it nobody can tell what was measured on
+            return None
+        record = read_manifest(self.folder.state)
+        if record is None or record.get("format", FORMAT) != FORMAT:
+            what = f"{self.folder.state / MANIFEST} is damaged, or of another version"
+            self.remarks += (f"{what}: scores are measured again.",)
             return None
         if (report := self._known_report(place)) is None:
             return None
@@ -431,7 +448,8 @@ class Run:
         if self._lost_heads():
             self._save_heads()
             self._list_files(facts, {name: self.folder.path / name for name in wanted})
-        return self._moved(report)
+        told = self._moved(report)
+        return told.model_copy(update={"warnings": (*told.warnings, *self.folder.remarks)})
 
     def _known_report(self, place: Path) -> Report | None:
         """The report as the run wrote it; None, and a remark, where it was cut or edited since."""

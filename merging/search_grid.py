@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from merging.errors import Problem, SpecError
 from merging.registry import did_you_mean
+from merging.settings import Weight
 from merging.spec import PipelineSpec
 from merging.spec.component import Component, read_component
 from merging.spec.findings import Findings
@@ -39,7 +40,9 @@ def axes_of(sweeps: Mapping[str, Sequence[Any]] | Sequence[str]) -> tuple[Axis, 
     pairs = texts.items() if isinstance(texts, Mapping) else [(text, None) for text in texts]
     for text, values in pairs:
         try:
-            axis = _axis(text) if values is None else _checked(text, list(values))
+            if not isinstance(text, str):
+                raise ValueError(f"found {described(text)}, expected a text such as {EXAMPLE}")
+            axis = _axis(text) if values is None else _checked(text, _listed(values))
             if any(axis.path == other.path for other in axes):
                 raise ValueError("this path is swept twice; give all its values in one --sweep")
             axes.append(axis)
@@ -124,7 +127,7 @@ def _calibrators(raw: Any, findings: Findings) -> list[Component | None]:
 
 
 def _weight(raw: Mapping[str, Any], name: str, findings: Findings) -> Any:
-    return findings.read(float, raw["weight"], join("experts", name, "weight"))
+    return findings.read(Weight, raw["weight"], join("experts", name, "weight"))
 
 
 def _axis(text: str) -> Axis:
@@ -140,6 +143,12 @@ def _axis(text: str) -> Axis:
     if ":" in values:
         return _checked(path, _range(values))
     return _checked(path, [_plain(part.strip()) for part in values.split(",")])
+
+
+def _listed(values: Any) -> list[Any]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ValueError(f"found {described(values)}, expected a list of the values to try")
+    return list(values)
 
 
 def _end_of_path(text: str) -> int:

@@ -20,8 +20,9 @@ class SpanMerger(TensorMerger):
     """A rule that needs no more of a parameter than the inner products of the models. Subclass it and write
     `factors`.
 
-    A parameter is read twice in row blocks, so that memory does not grow with its size. The models are those
-    that `deltas_NS` holds in `combine`, after the base where `with_base` says so.
+    A parameter is walked over twice in row blocks, so that memory does not grow with its size; what was read
+    stays for the second time, as far as some blocks go. The models are those that `deltas_NS` holds in
+    `combine`, after the base where `with_base` says so.
     """
 
     precision = "float64"
@@ -74,4 +75,19 @@ class SpanMerger(TensorMerger):
     def _models(self, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         import torch
 
-        return torch.cat([base_S[None], deltas_NS]) if self.with_base else deltas_NS
+        if not self.with_base:
+            return deltas_NS
+        if _before(base_S, deltas_NS):
+            shape = (len(deltas_NS) + 1, *base_S.shape)
+            return base_S.as_strided(shape, deltas_NS.stride(), base_S.storage_offset())
+        return torch.cat([base_S[None], deltas_NS])
+
+
+def _before(base_S: Tensor, deltas_NS: Tensor) -> bool:
+    """Whether the base lies in memory as one more model before the first."""
+    return bool(
+        base_S.untyped_storage().data_ptr() == deltas_NS.untyped_storage().data_ptr()
+        and base_S.storage_offset() + deltas_NS.stride(0) == deltas_NS.storage_offset()
+        and base_S.stride() == deltas_NS.stride()[1:]
+        and base_S.dtype == deltas_NS.dtype
+    )

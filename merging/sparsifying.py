@@ -5,30 +5,68 @@ Shape letters: N experts, S the shape of a parameter.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from merging import native
-from merging.task_vectors import disjoint_merge, elect_by_mass, largest, masked, spread, weighted_sum
+from merging.task_vectors import disjoint_merge, elect_by_mass, largest, spread, weighted_sum
 from merging.thresholds import magnitude_bits
 
 Rescale = Literal["expectation", "norm", "none"]
 
 
-def dropped(deltas_NS: Tensor, keep_NS: Tensor, probability: float | Tensor, rescale: Rescale) -> Tensor:
-    """The entries to keep: over their probability, scaled to each expert's L1 norm from before, or as is."""
-    if rescale != "norm" and not isinstance(probability, Tensor) and native.stacked(deltas_NS):
-        return native.kept(deltas_NS, keep_NS, probability if rescale == "expectation" else 1)
-    kept_NS = masked(deltas_NS, keep_NS.numpy())
+def drop_(
+    deltas_NS: Tensor,
+    keep_NS: Tensor,
+    probability: float | Tensor,
+    rescale: Rescale,
+    factors_N: Tensor | None = None,
+) -> Tensor:
+    """In place: the entries to keep, over their probability, scaled to each expert's L1 norm from before, or
+    as they are; 0 elsewhere.
+
+    `factors_N`: what makes up for the norm, if known; else it is that of these tensors."""
+    if rescale == "expectation" and not isinstance(probability, Tensor):
+        return _keep_(deltas_NS, keep_NS, probability)
     if rescale == "expectation":
-        return kept_NS.div_(probability)
+        return _keep_(deltas_NS, keep_NS).div_(probability)
     if rescale == "none":
-        return kept_NS
-    before_N = torch.stack([delta_S.abs().sum() for delta_S in deltas_NS])
-    after_N = torch.stack([kept_S.abs().sum() for kept_S in kept_NS])
-    return kept_NS * spread((before_N / after_N).where(after_N > 0, 1), deltas_NS)
+        return _keep_(deltas_NS, keep_NS)
+    if factors_N is None:
+        factors_N = norm_factors_([(deltas_NS, keep_NS)])
+    else:
+        _keep_(deltas_NS, keep_NS)
+    return deltas_NS.mul_(spread(factors_N, deltas_NS))
+
+
+def norm_factors_(blocks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """What each expert's kept entries are multiplied by, so that their L1 norm is that from before the drop;
+    of (deltas_NS, keep_NS) in row blocks, whatever their size. The others are made 0 on the way."""
+    before, after = [], []
+    for deltas_NS, keep_NS in blocks:
+        before.append(_row_norms(deltas_NS))
+        after.append(_row_norms(_keep_(deltas_NS, keep_NS)))
+    before_N, after_N = (torch.cat(rows, dim=1).sum(dim=1) for rows in (before, after))
+    return (before_N / after_N).where(after_N > 0, 1)
+
+
+def _keep_(deltas_NS: Tensor, keep_NS: Tensor, divisor: float = 1) -> Tensor:
+    if native.stacked(deltas_NS):
+        native.keep_(deltas_NS, keep_NS, divisor)
+        return deltas_NS
+    np.multiply(deltas_NS.numpy(), keep_NS.numpy(), out=deltas_NS.numpy())
+    return deltas_NS if divisor == 1 else deltas_NS.div_(divisor)
+
+
+def _row_norms(tensors_NS: Tensor) -> Tensor:
+    """L1 norms of the rows (N, rows); of a vector's entries."""
+    experts, rows, *rest = *tensors_NS.shape, *([1] if tensors_NS.ndim == 1 else [])
+    return torch.linalg.vector_norm(tensors_NS.reshape(experts, rows, math.prod(rest)), 1, dim=2)
 
 
 def rank_probabilities(deltas_NS: Tensor, density: float, epsilon: float) -> Tensor:
@@ -44,16 +82,13 @@ def rank_probabilities(deltas_NS: Tensor, density: float, epsilon: float) -> Ten
     return (density - epsilon) + share_NS * 2 * epsilon
 
 
-def without_outliers(delta_S: Tensor, density: float, gamma: float) -> Tensor:
-    """int(density * n) entries: without the int(gamma * n) largest, and for the rest without the smallest.
+def between(entries: int, density: float, gamma: float) -> tuple[int, int]:
+    """How many entries of a tensor are kept, int(density * n), and how many larger ones not, int(gamma * n).
 
     Where both cuts do not fit, the upper one shrinks.
     """
-    entries = delta_S.numel()
-    keep = int(density * entries)
-    top = min(int(gamma * entries), entries - keep)
-    bits_S = magnitude_bits(delta_S)
-    return masked(delta_S, (largest(bits_S, keep + top) & ~largest(bits_S, top)).numpy())
+    kept = int(density * entries)
+    return kept, min(int(gamma * entries), entries - kept)
 
 
 def combined(deltas_NS: Tensor, weights_N: Tensor, *, elect: bool, normalize: bool) -> Tensor:

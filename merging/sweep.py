@@ -323,7 +323,7 @@ class Sweep:
                 found[f"{block.name}.{name}.bias"] = shift_D
         for name, tensor in found.items():
             if not bool(torch.isfinite(tensor).all()):
-                raise NumericalError(f'the solution for "{name}" is not finite', remedy="Raise the ridge.")
+                raise NumericalError(f'the solution for "{name}" is not finite', remedy=_steadier(self.rule))
         kept = self.models.kept
         return {
             name: tensor.to(sums_dtype(self._dtype), copy=True)
@@ -456,3 +456,20 @@ def _step(block: Block, feed: Feed) -> str:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
+
+
+def _steadier(rule: LayerRule) -> str:
+    """What to do where a solve overflows: what pulls or damps more, unless that is strong already."""
+    settings = getattr(rule, "settings", None)
+    ridge, shrink = getattr(settings, "ridge", None), getattr(settings, "shrink", None)
+    if isinstance(ridge, int | float) and ridge < _STRONG:
+        return f'Raise "ridge", which is {ridge:g}.'
+    if isinstance(shrink, int | float) and shrink > 0:
+        return f'Lower "shrink", which is {shrink:g}, or give more calibration examples.'
+    return (
+        "Its weights in base and experts, or its inputs, are too large: `merging compare BASE MODEL` shows "
+        "which expert is far from the base."
+    )
+
+
+_STRONG = 1.0  # a ridge that outweighs what a task's examples say

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from merging.checkpoints.folder import config as read_config
 from merging.components import calibrators, strategies
+from merging.contracts.layer_rule import LayerRule
 from merging.data.heads import expert_head, head_names, load_head, order_problems, refuse_misfit
 from merging.data.numbering import known_classes, number_alike_
 from merging.data.opening import Purpose, open_examples
 from merging.data.task import Examples, LinearHead, Task
 from merging.data.zero_shot import zero_shot_head
 from merging.errors import DataError, MergingError, Problem
-from merging.evaluation.forward import features_width, input_problems, picture_problem
+from merging.evaluation.forward import (
+    features_width,
+    gives_pooled,
+    input_problems,
+    odd_input_problem,
+    padding_problem,
+    picture_problem,
+)
 from merging.evaluation.metrics import metric
 from merging.opening import Opened
 from merging.spec import PipelineSpec, TaskSpec
@@ -68,8 +77,12 @@ class _TaskOpening:
         found = {"calibration": calibration, "validation": validation, "test": test}
         for purpose, examples in found.items():
             if examples is not None and self._outline is not None:
-                self.problems += input_problems(examples, self._outline, f"tasks.{name}.{purpose}")
-                self._try_picture(examples, f"tasks.{name}.{purpose}")
+                where = f"tasks.{name}.{purpose}"
+                unknown = input_problems(examples, self._outline, where)
+                self.problems += unknown
+                self._try_picture(examples, where)
+                if not unknown:
+                    self._try_inputs(examples, where, reads=head is not None or self._reads_features)
         return task
 
     def _try_picture(self, examples: Examples, where: str) -> None:
@@ -89,6 +102,23 @@ class _TaskOpening:
             )
             self.problems.append(Problem(where, what, remedy))
 
+    def _try_inputs(self, examples: Examples, where: str, *, reads: bool) -> None:
+        """Refuse inputs that the model's forward names and cannot use, and padding where heads read; `reads`:
+        whether anything reads features of these examples."""
+        backbone = self._opened.models.backbone
+        assert backbone is not None
+        if what := odd_input_problem(backbone, examples.batches()[0]):
+            self.problems.append(Problem(where, what, "Leave it out of the file."))
+        elif reads and (what := padding_problem(backbone, examples)):
+            remedy = 'Pad texts at their end; "text" data is padded so.'
+            self.problems.append(Problem(where, what, remedy))
+
+    @property
+    def _reads_features(self) -> bool:
+        """Whether some calibrator looks at what heads read."""
+        used = (calibrators.get(one.type) for one in self._spec.calibrate)
+        return any(not issubclass(one, LayerRule) for one in used)
+
     def _unfit(self, name: str, given: TaskSpec, head: LinearHead | None) -> list[Problem]:
         """A head that is asked for, and reads another number of features than the model gives."""
         tested = given.test is not None and metric(given.metric).reads_head
@@ -97,6 +127,7 @@ class _TaskOpening:
         try:
             if self._width is not None:
                 refuse_misfit(name, head, self._width)
+                self._refuse_pooled(name, head)
         except DataError as error:
             return [Problem(f"tasks.{name}.head", error.message, error.remedy)]
         return []
@@ -105,6 +136,17 @@ class _TaskOpening:
     def _width(self) -> int | None:
         backbone = self._opened.models.backbone
         return None if backbone is None else features_width(backbone)
+
+    def _refuse_pooled(self, name: str, head: LinearHead) -> None:
+        """A head with a layer of its own reads the first token; a base with a pooler gives something else."""
+        backbone = self._opened.models.backbone
+        if head.dense is not None and backbone is not None and gives_pooled(backbone):
+            raise DataError(
+                f'task "{name}": the head has a layer of its own that reads the first token, and the base '
+                "has a pooler on it, whose answers heads get",
+                remedy="Give the base without its pooler, as save_pretrained writes a model that was opened "
+                "with add_pooling_layer=False, or one with a classifier of this kind.",
+            )
 
     def _attempt(self, where: str, action: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -130,13 +172,21 @@ class _TaskOpening:
     def _own_head(self, name: str) -> LinearHead | None:
         """The expert's classifier, kept though nothing is said of its task."""
         try:
-            return self._named(expert_head(self._opened.heads.get(name, {}), task=name), name)
+            return self._expert_head(name)
         except DataError:  # it has none, or one that is not linear
             return None
 
+    def _expert_head(self, name: str) -> LinearHead:
+        config = read_config(self._path(name)) or read_config(self._opened.side_files)
+        found = expert_head(self._opened.heads.get(name, {}), task=name, config=config)
+        return self._named(found, name)
+
+    def _path(self, name: str) -> Path:
+        return self._opened.inputs[f'expert "{name}"'].path
+
     def _named(self, head: LinearHead, name: str) -> LinearHead:
         """The expert's head with the names that its config gives to the classes."""
-        head.names = head_names(read_config(self._opened.inputs[f'expert "{name}"'].path), head.shape[0])
+        head.names = head_names(read_config(self._path(name)), head.shape[0])
         return head
 
     def _head(self, name: str, given: TaskSpec, classes: tuple[str, ...]) -> LinearHead | None:
@@ -149,7 +199,7 @@ class _TaskOpening:
         needing = _needing_heads(self._spec)
         tested = given.test is not None and metric(given.metric).reads_head
         if given.head is not None or (tensors and (needing or tested)):
-            return self._named(expert_head(tensors, task=name), name)
+            return self._expert_head(name)
         if tensors:
             return self._own_head(name)
         verb = "needs" if len(needing) == 1 and not tested else "need"

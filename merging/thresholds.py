@@ -62,7 +62,7 @@ def magnitude_thresholds(vectors: Vectors, density: float) -> Tensor:
         return torch.full((_experts(vectors),), KEEP_ALL, dtype=torch.int32)
     every = vectors.count() // _SAMPLED
     if every > 1:
-        near = _Near(_ranked(vectors, density, every))
+        near = Near(_ranked(vectors, density, every))
         vectors.visit(near.add)
         found = near.thresholds(density, vectors)
         if found is not None:
@@ -70,7 +70,7 @@ def magnitude_thresholds(vectors: Vectors, density: float) -> Tensor:
     return _ranked(vectors, density, 1)
 
 
-class _Near:
+class Near:
     """Counts the entries above a window of bit patterns, and each pattern inside it."""
 
     def __init__(self, guess_N: Tensor) -> None:
@@ -102,6 +102,20 @@ class _Near:
                 self._held += len(patterns)
             if self._held > _HELD:
                 self._count()
+
+    def ranked(self, kept: int) -> list[tuple[int, int, int] | None]:
+        """Of each expert, its `kept`-th largest magnitude (as bits), how many are larger, and how many as
+        large; None where it lies outside the window."""
+        self._count()
+        found: list[tuple[int, int, int] | None] = []
+        for low, above, inside in zip(self._low, self._above, self._inside, strict=True):
+            reached = above + inside[::-1].cumsum()[::-1]  # entries of each pattern or a larger one
+            place = int(np.count_nonzero(reached >= kept)) - 1
+            if place < 0 or above >= kept:
+                found.append(None)
+            else:
+                found.append((low + place, int(reached[place] - inside[place]), int(inside[place])))
+        return found
 
     def thresholds(self, density: float, vectors: Vectors) -> Tensor | None:
         """None where some expert's lies outside its window."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
+from merging.arguments import PLACE, checked
 from merging.checkpoints.hashing import hashes
 from merging.checkpoints.kept_manifests import kept_manifest
 from merging.checkpoints.manifest import FORMAT, MANIFEST
@@ -67,6 +68,7 @@ class _Group(NamedTuple):
     manifest: str = ""
 
 
+@checked(folder=PLACE)
 def verify(folder: Path | str) -> Verified:
     """Hash every file anew that a run read or wrote. `folder`: that of a run, or one checkpoint of it, whose
     manifest is compared to what the run recorded of it; in a copy of that alone the manifest is believed.
@@ -125,7 +127,15 @@ def _verified(group: _Group, digests: Mapping[str, str]) -> VerifiedGroup:
 
 def _manifests(folder: Path) -> list[tuple[Path, Path]]:
     """That of a checkpoint, or those of a run, each with the folder whose files it lists."""
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except (OSError, ValueError) as error:  # longer than any file system takes, or links in a ring
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(
+            f"{shortened(str(folder))} cannot be looked at: {reason}",
+            remedy="Give the output folder of a run.",
+        ) from error
+    if not there:
         what = "is a file, expected a folder" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder} {what}", remedy="Give the output folder of a run.")
     if (folder / MANIFEST).is_file():
@@ -268,7 +278,8 @@ def _digest(manifest: Path, where: str, value: Any) -> str:
 
 
 def _broken(manifest: Path, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"{manifest} {what}",
-        remedy="It was changed by hand, or by another version: make the checkpoint again.",
-    )
+    again = "make the checkpoint again."
+    if manifest.parent.name == _STATE:  # a record of the run, which is no part of a checkpoint
+        again = "run the same spec again, which makes this record anew."
+    remedy = f"It was changed by hand, or by another version: {again}"
+    return CheckpointError(f"{manifest} {what}", remedy=remedy)

@@ -61,6 +61,14 @@ def match_vocabularies(
 
     Raises CheckpointError for a tokenizer that is damaged."""
     sources = {task: member.source for task, member in experts.items()}
+    if policy is not None and not axes:
+        what = (
+            f'"vocabulary": "{policy}" is for rows of tokens, and no tensor of the base is known to have any'
+        )
+        remedy = (
+            'Leave "vocabulary" out: tensors are merged by name. open_clip has one table of tokens for all.'
+        )
+        return Matched(base, sources, problems=[Problem("base", what, remedy)])
     if not axes or not all(base.spec(name).shape for name in axes):
         return Matched(base, sources)
     found = Comparison(policy, base, folder, experts, axes, walks)

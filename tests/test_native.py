@@ -10,7 +10,7 @@ from torch import Tensor
 
 from merging import native
 from merging.checkpoints.rounding import rounded
-from merging.sparsifying import dropped
+from merging.sparsifying import drop_
 from merging.task_vectors import balance, elect_and_merge, weighted_sum
 from merging.thresholds import magnitude_thresholds
 
@@ -74,11 +74,11 @@ def test_the_majority_is_asked_for_only_where_experts_cancel():
     assert elect_and_merge(cancelling, thresholds_N, ones_N, "sum", lambda: -1).tolist() == [-1.0, 2.5]
 
 
-@pytest.mark.parametrize("rescale", ["expectation", "none"])
+@pytest.mark.parametrize("rescale", ["expectation", "none", "norm"])
 def test_random_drops(both, rescale):
     deltas_NS = deltas((33, 65), grid=False)
     keep_NS = torch.rand(deltas_NS.shape) < 0.4
-    compiled, plain = both(lambda: dropped(deltas_NS, keep_NS, 0.4, rescale))
+    compiled, plain = both(lambda: drop_(deltas_NS.clone(), keep_NS, 0.4, rescale))
     assert torch.equal(compiled, plain)
 
 

@@ -313,15 +313,17 @@ def test_too_few_examples_to_hold_any_out(workshop: Path):  # noqa: F811
 
 
 def test_a_point_that_fails_is_a_point_of_no_worth(workshop: Path):  # noqa: F811
-    pipeline = Pipeline.from_spec(spec_of(workshop, merge=ARITHMETIC, calibrate=[]))
+    task, half = TASKS[0], {"dtype": "float16"}  # which cannot hold what the larger weight makes
+    path = f"experts.{task}.weight"
+    pipeline = Pipeline.from_spec(spec_of(workshop, merge=ARITHMETIC, calibrate=[], output=half))
 
-    found = pipeline.search({"merge.scale": [0.3, 1e38]})
+    found = pipeline.search({path: [1.0, 1e12]})
 
-    assert found.curve.best == {"merge.scale": 0.3}
+    assert found.curve.best == {path: 1.0}
     assert found.curve.points[1].mean is None
     assert found.curve.points[1].note
     with pytest.raises(NumericalError, match="every point of the search failed"):
-        pipeline.search({"merge.scale": [1e38]})
+        pipeline.search({path: [1e12]})
 
 
 def test_the_same_search_again_does_nothing_again(workshop: Path, tmp_path: Path):  # noqa: F811

@@ -17,6 +17,7 @@ from typing import Any
 _STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
 _DEADLINE = 60.0  # seconds of the processor that a run of a tiny model may take; beyond, it hangs
 _PATIENCE = 10 * _DEADLINE  # seconds in all, as others may be at work
+_BEGUN = "\0"  # what a child says first, once it answers signals
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Ended:
     seconds: float
     said: str  # stdout and stderr together
     hung: bool = False  # it had to be ended
+    began: bool = True  # it had come so far as to answer signals by itself
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def command(words: Sequence[str], blow: Blow = PEACE, act: Callable[[int], Any] 
     os.close(write)
     code, hung = _awaited(child, start, blow)
     with os.fdopen(read, encoding="utf-8", errors="replace") as said:
-        return Ended(code, time.monotonic() - start, said.read(), hung)
+        text = said.read()
+        return Ended(code, time.monotonic() - start, text.removeprefix(_BEGUN), hung, text.startswith(_BEGUN))
 
 
 def steps(words: Sequence[str]) -> int:
@@ -111,6 +114,7 @@ def _run(words: Sequence[str], said: int, blow: Blow, act: Callable[[int], Any] 
         # As the command itself does when it has begun:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.write(said, _BEGUN.encode())
         os.dup2(said, 1)
         os.dup2(said, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")

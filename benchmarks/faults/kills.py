@@ -33,6 +33,7 @@ class Tally:
 
     stopped: Counter[str] = field(default_factory=Counter)
     finished: int = 0  # before the blow fell
+    unstarted: int = 0  # ended by the signal itself, before the command could answer it or begin anything
     resumed: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -86,15 +87,18 @@ class Ground:
         blows = 1
         while blows:
             blows -= 1
-            blow = self._blow(scene, chance)
+            blow, before = self._blow(scene, chance), folders.files(out)
             ended = command([*self.words, str(out)], blow)
             name, how = _NAMES[blow.sign], "step" if blow.at is not None else "moment"
             about = (
                 f"{scene}, {name} at {how} {blow.at if blow.at is not None else round(blow.after or 0, 3)}"
             )
-            tally.faults += [f"{about}: {fault}" for fault in self._faults(ended, blow, out, users)]
+            found = self._faults(ended, blow, out, users, before)
+            tally.faults += [f"{about}: {fault}" for fault in found]
             if ended.code == 0:
                 tally.finished += 1
+            elif _unstarted(ended, blow, before, folders.files(out)):
+                tally.unstarted += 1
             else:
                 tally.stopped[f"{name} at a {how}"] += 1
                 blows += chance.random() < 0.2
@@ -110,10 +114,13 @@ class Ground:
         tally.faults += [f"{about}, then run again: {fault}" for fault in wrong]
         shutil.rmtree(out)
 
-    def _faults(self, ended: Ended, blow: Blow, out: Path, users: folders.Files) -> list[str]:
+    def _faults(
+        self, ended: Ended, blow: Blow, out: Path, users: folders.Files, before: folders.Files
+    ) -> list[str]:
         found = [*folders.unfinished(out, self.whole, self.earlier), *folders.lost(out, users, moved=True)]
         expected = {0, -signal.SIGKILL if blow.sign == signal.SIGKILL else _CODES[blow.sign]}
-        if ended.code not in expected or ended.hung:
+        unstarted = _unstarted(ended, blow, before, folders.files(out))
+        if (ended.code not in expected and not unstarted) or ended.hung:
             found.append(f"it ended with {ended.code} after {ended.seconds:.1f} s: {ended.said[-300:]}")
         if "Traceback" in ended.said:
             found.append(f"it showed a traceback: {ended.said[-600:]}")
@@ -146,23 +153,33 @@ class Ground:
         }
 
 
+def _unstarted(ended: Ended, blow: Blow, before: folders.Files, after: folders.Files) -> bool:
+    """Whether SIGTERM or SIGINT ended the process itself, before it answered signals, and with nothing said,
+    and no file written or changed."""
+    itself = blow.sign != signal.SIGKILL and ended.code == -blow.sign
+    return itself and not (ended.began or ended.hung or ended.said) and dict(before) == dict(after)
+
+
 def _body(tallies: dict[str, Tally]) -> Sequence[str]:
     kinds = sorted({kind for tally in tallies.values() for kind in tally.stopped})
     rows = [
         [
             f"`{name}`",
             *(str(tally.stopped[kind]) for kind in kinds),
+            str(tally.unstarted),
             str(tally.finished),
             str(tally.resumed),
             str(len(tally.faults)),
         ]
         for name, tally in tallies.items()
     ]
-    heads = ["backbone", *kinds, "finished before", "run again to the same bytes", "faults"]
+    counts = ["before start", "finished before", "run again to the same bytes", "faults"]
+    heads = ["backbone", *kinds, *counts]
     told = (
         "A moment is a random time within the run; a step is a random one of its calls that open, write, "
-        "sync, move or remove a file. Half of the runs replace the results of another spec. After each "
-        "stop: nothing looks finished that is not, and the user's files are what they were. After the "
-        "next run: every result has the bytes of the undisturbed run, and nothing is left behind."
+        "sync, move or remove a file. Half of the runs replace the results of another spec. Before start: "
+        "the signal ended the process before the command could answer it, and nothing was said or written. "
+        "After each stop: nothing looks finished that is not, and the user's files are what they were. After "
+        "the next run: every result has the bytes of the undisturbed run, and nothing is left behind."
     )
     return [table(heads, rows), told]

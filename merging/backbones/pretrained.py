@@ -74,7 +74,7 @@ class TransformersBackbone(Backbone):
             no_init_weights(),
             init_empty_weights(include_buffers=False),
         ):
-            model: nn.Module = made(self.model_config())
+            model: nn.Module = made(self.model_config(), **self._options(made))
         fused = fused_experts(model)
         if fused and not self._stores_experts_fused:
             split_experts_(model, fused)
@@ -85,19 +85,42 @@ class TransformersBackbone(Backbone):
         inner: nn.Module = model.base_model  # type: ignore[assignment]
         return inner
 
+    def _options(self, made: Any) -> dict[str, Any]:
+        """Without the pooler where the class makes one by default and the checkpoint stores none."""
+        takes = "add_pooling_layer" in inspect.signature(made.__init__).parameters
+        return {"add_pooling_layer": False} if takes and self._lacks_pooler else {}
+
+    @property
+    def _lacks_pooler(self) -> bool:
+        return bool(self._stored) and not any(is_pooler(name) for name in self._stored)
+
+    def remarks(self) -> tuple[str, ...]:
+        if "add_pooling_layer" not in inspect.signature(self.model_class().__init__).parameters:
+            return ()
+        if not self._lacks_pooler:
+            return ()
+        return (
+            f"the base stores no pooler, which {self.architecture()} has by default: it is run, merged and "
+            "written without, and heads read the first token",
+        )
+
     @cached_property
-    def _stores_experts_fused(self) -> bool:
-        """Whether the checkpoint, too, holds all experts in one tensor, which is no linear to solve."""
+    def _stored(self) -> tuple[str, ...]:
+        """Names of the tensors in the folder; none where there is no folder."""
         from merging.checkpoints.folder import open_checkpoint
         from merging.checkpoints.safetensors import SafetensorsSource
         from merging.checkpoints.weight_files import find_safetensors
 
         if self.folder is None:
-            return False
+            return ()
         # Straight from its files, as the folder may be one that is being made and checked.
         safe = find_safetensors(self.folder) is not None
-        names = (SafetensorsSource(self.folder) if safe else open_checkpoint(self.folder)).names()
-        return any(name.endswith("experts.gate_up_proj") for name in names)
+        return (SafetensorsSource(self.folder) if safe else open_checkpoint(self.folder)).names()
+
+    @cached_property
+    def _stores_experts_fused(self) -> bool:
+        """Whether the checkpoint, too, holds all experts in one tensor, which is no linear to solve."""
+        return any(name.endswith("experts.gate_up_proj") for name in self._stored)
 
     def module_names(self, names: tuple[str, ...]) -> dict[str, str]:
         from merging.checkpoints.names import module_names
@@ -216,7 +239,8 @@ class TransformersBackbone(Backbone):
             raise DataError(
                 f"{self.architecture()} gives neither pooled features nor hidden states for heads to read"
             )
-        return last_token(hidden, batch.get("attention_mask")) if self._is_causal else hidden[:, 0]
+        read = last_token if self._is_causal else first_token
+        return read(hidden, batch.get("attention_mask"))
 
     @cached_property
     def _is_causal(self) -> bool:
@@ -229,6 +253,11 @@ class TransformersBackbone(Backbone):
             and kind not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
             and not getattr(self.config, "is_encoder_decoder", False)
         )
+
+
+def is_pooler(name: str) -> bool:
+    """Whether a stored tensor is of the layer that some models put on their first token."""
+    return "pooler" in name.split(".")[:-1]
 
 
 def _modelling(config: Any) -> Any:
@@ -264,9 +293,21 @@ def last_token(x_BTV: Tensor, mask_BT: Tensor | None) -> Tensor:
     if mask_BT is None or tuple(mask_BT.shape) != tuple(x_BTV.shape[:2]):
         return x_BTV[:, -1]
     length = mask_BT.shape[1]
-    last_B = length - 1 - mask_BT.flip(1).argmax(dim=1)
-    rows = mask_BT.new_tensor(range(len(mask_BT)))
-    return x_BTV[rows, last_B]
+    last_B = length - 1 - (mask_BT != 0).int().flip(1).argmax(dim=1)
+    return x_BTV[_rows(mask_BT), last_B]
+
+
+def first_token(x_BTV: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Each example's first token that is no padding (B V)."""
+    if not _padded_before(mask_BT) or mask_BT is None or tuple(mask_BT.shape) != tuple(x_BTV.shape[:2]):
+        return x_BTV[:, 0]
+    return x_BTV[_rows(mask_BT), (mask_BT != 0).int().argmax(dim=1)]
+
+
+def _rows(mask_BT: Tensor) -> Tensor:
+    import torch
+
+    return torch.arange(len(mask_BT), device=mask_BT.device)
 
 
 def _spread(mask_BT: Tensor, tokens: tuple[int, ...], token_axis: Callable[[], int]) -> Tensor:

@@ -38,13 +38,18 @@ class FeatCal(LayerwiseCalibrator):
 
     class Settings(BaseSettings):
         ridge: float = Field(
-            0.05, ge=0, description="Pull towards the anchor (lambda), relative to Grams of Frobenius norm 1."
+            0.05,
+            ge=0,
+            le=1e6,
+            description="Pull towards the anchor (lambda), relative to Grams of Frobenius norm 1.",
         )
         interpolation: float = Field(
             0.25, ge=0, le=1, description="Share of the expert's features in the targets (alpha)."
         )
         anchor: float = Field(
             2.2,
+            ge=0,
+            le=10,
             description="The anchor is anchor · merged + (1 - anchor) · base (rho); above 1 extrapolates.",
         )
         biases: bool = Field(True, description="Calibrate the biases of linears.")

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from merging.calibrators.feature_correction import FeatureCorrector
 from merging.contracts.method import Progress
+from merging.settings import Rate, Steps, Width
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -36,13 +37,16 @@ class ProbSurgery(FeatureCorrector):
     class Settings(BaseSettings):
         """The authors' values."""
 
-        hidden: int = Field(128, ge=1, description="Hidden size of a module.")
+        hidden: Width = Field(128, description="Hidden size of a module.")
         divergence: float = Field(
-            1e-4, ge=0, description="Weight of the divergence from the standard normal (KL) in the loss."
+            1e-4,
+            ge=0,
+            le=1000,
+            description="Weight of the divergence from the standard normal (KL) in the loss.",
         )
-        steps: int = Field(500, ge=1, description="Steps of Adam per task.")
-        batch_size: int = Field(16, ge=1, description="Examples per step, from a new permutation per round.")
-        learning_rate: float = Field(1e-3, gt=0, description="Of Adam.")
+        steps: Steps = Field(500, description="Steps of Adam per task.")
+        batch_size: Width = Field(16, description="Examples per step, from a new permutation per round.")
+        learning_rate: Rate = Field(1e-3, description="Of Adam.")
 
     def trained(
         self, task: str, merged_NF: Tensor, expert_NF: Tensor, progress: Progress

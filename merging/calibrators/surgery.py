@@ -12,6 +12,7 @@ from pydantic import Field
 
 from merging.calibrators.feature_correction import FeatureCorrector
 from merging.contracts.method import Progress
+from merging.settings import Rate, Steps, Width
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ class Surgery(FeatureCorrector):
     class Settings(BaseSettings):
         """The authors' values."""
 
-        rank: int = Field(16, ge=1, description="Hidden size of a correction (r).")
-        iterations: int = Field(500, ge=1, description="Rounds; each draws its batches anew.")
-        batches: int = Field(2, ge=1, description="Batches, and so steps of Adam, per round and task.")
-        batch_size: int = Field(16, ge=1, description="Examples per batch.")
-        learning_rate: float = Field(1e-3, gt=0, description="Of Adam.")
+        rank: Width = Field(16, description="Hidden size of a correction (r).")
+        iterations: Steps = Field(500, description="Rounds; each draws its batches anew.")
+        batches: Steps = Field(2, description="Batches, and so steps of Adam, per round and task.")
+        batch_size: Width = Field(16, description="Examples per batch.")
+        learning_rate: Rate = Field(1e-3, description="Of Adam.")
 
     def trained(
         self, task: str, merged_NF: Tensor, expert_NF: Tensor, progress: Progress

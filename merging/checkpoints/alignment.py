@@ -9,6 +9,7 @@ from torch import nn
 
 from merging.checkpoints.misfits import differing_names, differing_shapes, listed
 from merging.checkpoints.names import NameMap, module_names, tie_group
+from merging.checkpoints.number_kinds import is_whole
 from merging.checkpoints.source import CheckpointSource, RenamedSource
 from merging.errors import Problem
 
@@ -121,7 +122,7 @@ class _Matching:
 
     def _may_lack(self, name: str) -> bool:
         """Whether the expert need not have this tensor of the base, which then keeps its own."""
-        if not self.base.spec(name).dtype.is_floating_point:
+        if is_whole(self.base.spec(name).dtype):
             reason = "integers that it does not have, the base's are kept"
         elif self._is_head(name, self.base_map):
             reason = "has no such head, the base's is kept"
@@ -143,7 +144,7 @@ class _Matching:
             return True
         if self._is_head(name, self.base_map):
             self.heads[self.base_map.renamed.get(name, name)] = self.pairs.pop(name)
-        elif not wanted.dtype.is_floating_point:
+        elif is_whole(wanted.dtype):
             self.ignored.setdefault("integers of another shape, the base's are kept", []).append(name)
             del self.pairs[name]
         else:
@@ -166,7 +167,7 @@ class _Matching:
             self._check_twin(name, twin)
         elif self._is_head(name, self.expert_map):
             self.heads[place] = name
-        elif not self.expert.spec(name).dtype.is_floating_point:
+        elif is_whole(self.expert.spec(name).dtype):
             self.ignored.setdefault("integers that the base does not have are ignored", []).append(name)
         elif name in self.expert_map.obsolete:
             self.ignored.setdefault("what the model computes itself is ignored", []).append(name)

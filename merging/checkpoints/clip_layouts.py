@@ -20,7 +20,8 @@ def mixed_libraries(base: CheckpointSource, expert: CheckpointSource) -> Problem
         expert.label,
         f"a CLIP as {theirs} stores it ({_TELLING[theirs][1]}), the base is one as {ours} does "
         f"({_TELLING[ours][1]})",
-        "Use base and experts of one library: the common CLIP models are published for both.",
+        "Use base and experts of one library: the common CLIP models are published for both. To convert your "
+        "own: docs/clip.md, which has the names of both.",
     )
 
 

@@ -34,7 +34,12 @@ def open_checkpoint(path: Path, label: str = "") -> CheckpointSource:
     `notes` of the result say what lies there and is not read. Raises CheckpointError.
     """
     label = label or str(path)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as error:  # longer than any file system takes, or links in a ring
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{label}: {shortened(str(path))} cannot be looked at: {reason}") from error
+    if not there:
         raise missing(path)
     refuse_unfinished(path)
     source: CheckpointSource

@@ -126,6 +126,11 @@ def partial_targets(folder: Path) -> list[Path]:
     return [folder / str(name) for name in sorted(filter(None, names))]
 
 
+def is_partial(path: Path) -> bool:
+    """Whether it is a hidden folder in which something was being made."""
+    return _target_name(path) is not None and (path / "lock").is_file()
+
+
 def _target_name(folder: Path) -> str | None:
     """The name of what a hidden folder was about to become, None for any other folder."""
     match = _PARTIAL.fullmatch(folder.name)

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from merging.checkpoints.atomic import write_atomic as write_atomic
 from merging.checkpoints.differences import differences
 from merging.checkpoints.kept_manifests import kept_manifest, put_back_manifest
-from merging.checkpoints.manifest import listed_files, read_manifest, remove_listed
-from merging.checkpoints.publish import partial_targets, recover
+from merging.checkpoints.manifest import MANIFEST, listed_files, read_manifest, remove_listed
+from merging.checkpoints.publish import is_partial, partial_targets, recover
 from merging.errors import OutputError, Problem
 from merging.spec.wording import shortened
 
@@ -24,6 +24,7 @@ _HIDDEN = ".merging"
 CARD = "README.md"  # gets its scores after all else is finished, and people write into it
 _CHECKPOINTS = ("merged", "calibrated")
 _RESERVED = ("merged", "calibrated", "heads", "report.json", "report.html")  # what a run may want to write
+_RECORDS = ("state.json", "report-of", MANIFEST, *(kept_manifest(Path(), name).name for name in _CHECKPOINTS))
 
 
 class RunFolder:
@@ -39,6 +40,7 @@ class RunFolder:
         self._owned: list[str] = []
         self._state: dict[str, Any] = {}
         self.overwrite = False  # whether finished checkpoints that were changed since may be made again
+        self.remarks: tuple[str, ...] = ()  # on what was lost, put back or tidied up, for the report
 
     def open(self, fingerprint: str, spec: Mapping[str, Any], *, overwrite: bool = False) -> list[str]:
         """Make the folder ours, or go on with a run of the same fingerprint; notes on what was tidied up.
@@ -48,10 +50,9 @@ class RunFolder:
         """
         self.check()
         self.overwrite = overwrite
+        self._refuse_unfit_state()
         if self.path.exists() and self._read_state() is None:
             self._refuse_foreign(overwrite)
-        if self.state.is_symlink():
-            raise OutputError(f"{self.state} is a link", remedy="Remove it, or choose another output path.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.state.mkdir(exist_ok=True)
@@ -60,6 +61,7 @@ class RunFolder:
         self._acquire()
         try:
             notes = [note for target in partial_targets(self.path) for note in recover(target)]
+            self._drop_odd_records()
             before = self._read_state()
             same = before is not None and before.get("fingerprint") == fingerprint
             if before is not None and not same and not overwrite:
@@ -69,9 +71,10 @@ class RunFolder:
                 for name in (before["owned"] if before is not None else ())
                 if name in _CHECKPOINTS and put_back_manifest(self.state, self.path / name)
             ]
+            self.remarks = tuple(notes)
             if before is not None and not same:
                 self._remove(before["owned"])
-            if not same or self.begun.is_symlink():
+            if not same or self.begun.is_symlink() or not self.begun.is_dir():
                 _delete(self.begun)
             known = before["owned"] if before is not None else []
             self._owned = [name for name in known if same or (self.path / name).exists()]
@@ -80,7 +83,7 @@ class RunFolder:
             _delete(self.work)
             self.work.mkdir()
             for file in self.state.glob("*.tmp"):
-                file.unlink()
+                _delete(file)
         except BaseException:
             self.close()
             raise
@@ -220,6 +223,12 @@ class RunFolder:
         found = _read_state(self.state)
         for name in found["owned"] if found is not None else ():
             _check_relative(name)
+            if PurePosixPath(name).parts[0] not in _RESERVED:
+                raise OutputError(
+                    f'{self.state / "state.json"} says that a run made "{shortened(name)}", expected only '
+                    f"{', '.join(_RESERVED)} and what lies in them",
+                    remedy="It was changed by hand: put it back, or choose another output path.",
+                )
         return found
 
     def _save_state(self) -> None:
@@ -227,21 +236,65 @@ class RunFolder:
         text = json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"
         write_atomic(self.state / "state.json", text)
 
+    def _refuse_unfit_state(self) -> None:
+        """Raise OutputError where a run's own folder, or one of its records, is of another kind."""
+        if self.state.is_symlink():
+            raise OutputError(f"{self.state} is a link", remedy="Remove it, or choose another output path.")
+        if self.state.exists() and not self.state.is_dir():
+            raise OutputError(
+                f"{self.state} is a file, expected the folder in which a run keeps its records",
+                remedy="Remove it, or choose another output path.",
+            )
+        for name in _RECORDS:
+            if (self.state / name).is_dir() and not (self.state / name).is_symlink():
+                raise OutputError(
+                    f"{self.state / name} is a folder, expected a file that a run wrote",
+                    remedy="Move it away, or choose another output path.",
+                )
+
+    def _drop_odd_records(self) -> None:
+        """Links and pipes where a run keeps records: nothing is read or written through them."""
+        for name in _RECORDS:
+            file = self.state / name
+            if file.is_symlink() or (os.path.lexists(file) and not file.is_file()):
+                file.unlink()
+
     def _refuse_foreign(self, overwrite: bool) -> None:
         """What is there was not made by a run: nothing may lie under the names that a run writes."""
-        present = sorted(path.name for path in self.path.iterdir() if path.name != _HIDDEN)
+        present = sorted(
+            path.name for path in self.path.iterdir() if path.name != _HIDDEN and not is_partial(path)
+        )
+        taken = [name for name in _RESERVED if name in present]
+        if taken and self._was_made_by_a_run(taken):
+            self._refuse_without_record(taken)
         if present and not overwrite:
             shown = ", ".join(present[:3]) + (", ..." if len(present) > 3 else "")
             raise OutputError(
                 f"{self.path} is not empty and was not made by a run: {shown}",
-                remedy="Choose another output path, or use --overwrite; these files stay as they are.",
+                remedy="Choose another output path."
+                if taken
+                else "Choose another output path, or use --overwrite; these files stay as they are.",
             )
-        taken = [name for name in _RESERVED if name in present]
         if taken:
             raise OutputError(
                 f"{self.path} holds {', '.join(taken)}, which a run needs to write and did not make",
                 remedy="Move it away, or choose another output path.",
             )
+
+    def _was_made_by_a_run(self, taken: Sequence[str]) -> bool:
+        """By what lies there, though no record tells it."""
+        manifests = (read_manifest(self.path / name) for name in taken if name in _CHECKPOINTS)
+        return any("fingerprint" in (one or {}) for one in manifests) or (self.state / "lock").is_file()
+
+    def _refuse_without_record(self, taken: Sequence[str]) -> None:
+        record, names = self.state / "state.json", ", ".join(taken)
+        state = "is damaged" if os.path.lexists(record) else "is gone"
+        raise OutputError(
+            f"{self.path} holds {names}, and the record of what runs made there, {record}, {state}: nothing "
+            "tells these from files of yours",
+            remedy=f"Put the record back; or move {names} away, or choose another output path, and they are "
+            "made again. Checkpoints stay good: `merging verify` compares them with their manifests.",
+        )
 
     def _refuse_outside(self, name: str) -> None:
         path = self.path / name
@@ -274,8 +327,11 @@ def owned(folder: Path) -> tuple[str, ...]:
 
 
 def _read_state(folder: Path) -> dict[str, Any] | None:
+    file = folder / "state.json"
+    if file.is_symlink() or not file.is_file():  # a pipe would be waited for without end
+        return None
     try:
-        found = json.loads((folder / "state.json").read_bytes())
+        found = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     names = found.get("owned") if isinstance(found, dict) else None
@@ -285,9 +341,9 @@ def _read_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _delete(folder: Path) -> None:
-    """With everything in it; of a link only the link."""
-    if folder.is_symlink():
-        folder.unlink()
+    """With everything in it; of a link only the link. What is there need be no folder."""
+    if folder.is_symlink() or (os.path.lexists(folder) and not folder.is_dir()):
+        folder.unlink(missing_ok=True)
     else:
         shutil.rmtree(folder, ignore_errors=True)
 

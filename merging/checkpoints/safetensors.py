@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from merging import native
 from merging.checkpoints.header import CHANGED, Header, Place, read_header
 from merging.checkpoints.scratch import Scratch
-from merging.checkpoints.source import CheckpointSource, CopyRows, TensorSpec
+from merging.checkpoints.source import CheckpointSource, CopyRows, TensorSpec, fill_
 from merging.checkpoints.weight_files import find_safetensors
 from merging.errors import CheckpointError, Problem
 
@@ -84,15 +83,12 @@ class SafetensorsSource(CheckpointSource):
                 self.check_shape(name, shape, target_S)
                 if target_S.dtype == dtype and target_S.is_contiguous() and target_S.device.type == "cpu":
                     _fill(descriptor, file, _bytes(target_S), start)
-                else:
-                    data = _READ.bytes(stop - start)
-                    _fill(descriptor, file, _bytes(data), start)
-                    if dtype == torch.bfloat16 and native.stacked(target_S[None]):
-                        native.from_bfloat16_(target_S, data.view(dtype), less_S)
-                        return
-                    target_S.copy_(data.view(dtype).view(shape))
-                if less_S is not None:
-                    target_S.sub_(less_S)
+                    if less_S is not None:
+                        target_S.sub_(less_S)
+                    return
+                data = _READ.bytes(stop - start)
+                _fill(descriptor, file, _bytes(data), start)
+                fill_(target_S, data.view(dtype).view(shape), less_S)
 
             yield copy
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from merging import native
 from merging.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -87,11 +88,19 @@ def _reading(source: CheckpointSource, name: str) -> Iterator[CopyRows]:
     def copy(target_S: Tensor, rows: slice | None, less_S: Tensor | None) -> None:
         tensor_S = source.read(name, rows)
         source.check_shape(name, tuple(tensor_S.shape), target_S)
-        target_S.copy_(tensor_S)
-        if less_S is not None:
-            target_S.sub_(less_S)
+        fill_(target_S, tensor_S, less_S)
 
     yield copy
+
+
+def fill_(target_S: Tensor, stored_S: Tensor, less_S: Tensor | None) -> None:
+    """Copy a tensor, less another one if that is given, into one of the same shape."""
+    if stored_S.dtype == torch.bfloat16 and stored_S.is_contiguous() and native.stacked(target_S[None]):
+        native.from_bfloat16_(target_S, stored_S, less_S)
+        return
+    target_S.copy_(stored_S)
+    if less_S is not None:
+        target_S.sub_(less_S)
 
 
 class StateDictSource(CheckpointSource):

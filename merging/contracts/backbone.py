@@ -105,6 +105,10 @@ class Backbone(ABC):
         """Code that opens a result in that folder; empty: as any model of transformers."""
         return ""
 
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know of how this checkpoint is read, for plan and report."""
+        return ()
+
     def resize_vocabulary(self, before: int, now: int) -> None:
         """From now on the model has that many tokens, as results have to which experts add theirs."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -195,10 +196,16 @@ class TensorMerger(Merger):
             progress("merge", done, total)
         return MergeNotes()
 
+    @property
+    def surveys(self) -> bool:
+        """Whether a parameter is read twice in turn, by `survey` and for `combine`."""
+        return type(self).survey is not TensorMerger.survey
+
     def _write(self, name: str, sink: CheckpointSink) -> None:
-        self.survey(name)
-        for rows, base_S, deltas_NS in self.vectors.blocks(name):
-            sink.write(name, self._combined(name, base_S, deltas_NS), rows)
+        with self.vectors.kept() if self.surveys else nullcontext():
+            self.survey(name)
+            for rows, base_S, deltas_NS in self.vectors.blocks(name):
+                sink.write(name, self._combined(name, base_S, deltas_NS), rows)
 
     def _rules(self, names: Iterable[str]) -> dict[str, TensorMerger]:
         """Tensor -> the rule that merges it: this one, or a copy of it with the tensor's own settings.

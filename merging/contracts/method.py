@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from pydantic import ValidationError
+
+from merging.arguments import SEED, found
+from merging.errors import SpecError
 from merging.limits import USUAL, Limits
 from merging.settings import Settings as BaseSettings
 
@@ -37,8 +41,10 @@ class Method:
         """No settings."""
 
     def __init__(self, settings: BaseSettings | None = None, *, seed: int = 0, **values: Any) -> None:
-        """Settings as an object, or by name: `Ties(density=0.3)`."""
-        self.settings: Any = settings if settings is not None else type(self).Settings(**values)
+        """Settings as an object, or by name: `Ties(density=0.3)`. SpecError for those that do not fit."""
+        if problems := SEED("seed", seed):
+            raise SpecError(f"{type(self).__name__}() cannot be called like this", problems=problems)
+        self.settings: Any = _settings(type(self), settings, values)
         self.seed = seed
 
     def cost(self, sizes: Sizes) -> Cost:
@@ -55,3 +61,26 @@ class Method:
     def summary(cls) -> str:
         """The first sentence of the docstring."""
         return (cls.__doc__ or "").strip().split("\n")[0]
+
+
+def _settings(method: type[Method], given: BaseSettings | None, values: dict[str, Any]) -> BaseSettings:
+    """The object, or one of these values, checked."""
+    called = f'"{method.name}"' if method.name else method.__name__
+    if given is not None and not isinstance(given, BaseSettings):
+        raise SpecError(
+            f"settings of {called}: found {found(given)}, expected {method.__name__}.Settings(...)",
+            remedy=f"Or give them by name, as in {method.__name__}(setting=value).",
+        )
+    if given is not None and values:
+        raise SpecError(
+            f"settings of {called} are given twice: as an object, and {', '.join(sorted(values))} by name",
+            remedy="Give all in one of these ways.",
+        )
+    if given is not None:
+        return given
+    try:
+        return method.Settings(**values)
+    except ValidationError as error:
+        from merging.spec.findings import told
+
+        raise SpecError(f"settings of {called}", problems=told(error, values, method.Settings)) from error

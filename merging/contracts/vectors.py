@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from merging.checkpoints.source import CopyRows, TensorSpec
+from merging.contracts.kept_rows import KeptRows
 from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.finite import refuse_unless_finite
@@ -23,6 +24,7 @@ from merging.ranks import ALONE, Ranks
 from merging.threads import in_threads
 
 BLOCK_ELEMENTS = 1 << 19  # of a row block, per model: 4 MiB in float64, enough that calls cost little
+KEPT_BLOCKS = 48  # of one parameter, all models together, as they are stored, where it is walked over twice
 
 Item = TypeVar("Item")
 Visitor: TypeAlias = Callable[[str, Tensor], None]
@@ -66,6 +68,8 @@ class TaskVectors:
             for name in models.base.names()
             if models.base.spec(name).dtype.is_floating_point and name not in models.kept
         }
+
+        self._itemsize = max((models.base.spec(name).dtype.itemsize for name in self.names), default=0)
 
     @property
     def offset(self) -> int:
@@ -151,10 +155,28 @@ class TaskVectors:
         return torch.empty((len(self._sources), *shape), dtype=torch.promote_types(self.dtype, spec.dtype))
 
     @contextmanager
+    def kept(self) -> Iterator[None]:
+        """For one parameter that this thread walks over several times: its files are read once, as far as
+        KEPT_BLOCKS row blocks in memory go."""
+        most = KEPT_BLOCKS * (self._row_block or BLOCK_ELEMENTS)
+        self._place.kept = KeptRows(most * self._itemsize)
+        try:
+            yield
+        finally:
+            self._place.kept = None
+
+    @contextmanager
     def _reading(self, name: str) -> Iterator[list[CopyRows]]:
         """What fills in each of `_sources`."""
+        kept: KeptRows | None = getattr(self._place, "kept", None)
         with ExitStack() as stack:
-            yield [stack.enter_context(source.reading(name)) for source in self._sources]
+            copies = [stack.enter_context(source.reading(name)) for source in self._sources]
+            if kept is not None:
+                copies = [
+                    kept.copying(model, source, name, copy)
+                    for model, (source, copy) in enumerate(zip(self._sources, copies, strict=True))
+                ]
+            yield copies
 
     def _read_into(
         self, stack_MS: Tensor, name: str, rows: slice | None, copies: list[CopyRows]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from merging.data.rows import Row, refuse_bad_rows
+from merging.data.rows import Row, no_number, refuse_bad_rows
 from merging.errors import DataError, Problem
 
 _MOST = 10**6  # classes; a larger number in the column is no class index
@@ -39,7 +40,8 @@ def read_classes(
         for row, name in zip(rows, found, strict=True)
         if name is None
     ]
-    if labels is None and not problems:
+    if labels is None:
+        refuse_bad_rows(problems, where, len(rows))  # without all of them the others' classes are not known
         known = [str(name) for name in found]
         if all(name.isdecimal() for name in known):
             problems = [
@@ -109,4 +111,7 @@ def _name(value: Any) -> str | None:
 
 
 def _kind(value: Any) -> str:
-    return "missing or empty" if value is None or value == "" else f"a {type(value).__name__}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return no_number(value)
+    empty = value is None or (isinstance(value, str) and not value.strip())
+    return "missing or empty" if empty else f"a {type(value).__name__}"

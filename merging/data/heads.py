@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from merging.data.dense import ACTIVATIONS, Dense, dense_of
 from merging.data.numbering import plain_name
 from merging.data.task import Examples, Head, LinearHead, Task
 from merging.data.tensor_file import open_tensor_file
@@ -23,28 +24,38 @@ CLASSIFIERS = ("classifier", "score", "head", "fc")
 
 _UNNAMED = re.compile(r"LABEL_\d+")  # how transformers calls a class without a name
 _NORMALISED = "normalised"  # metadata of a head's file: what it reads
+_ACTIVATION = "activation"  # the same, of a layer before the classifier
 
 
 def load_head(path: Path, *, task: str) -> LinearHead:
-    """A safetensors file with `weight` [classes, features] and optional `bias` [classes]."""
+    """A safetensors file with `weight` [classes, features] and optional `bias` [classes]; those that a run
+    wrote may have a layer before it, `dense.weight` and `dense.bias`."""
     where = f'task "{task}": head'
     with open_tensor_file(Path(path), where) as file:
-        normalises = (file.metadata() or {}).get("features") == _NORMALISED
+        about = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    dense = None
+    if about.get(_ACTIVATION) in ACTIVATIONS and {"dense.weight", "dense.bias"} <= tensors.keys():
+        dense = Dense(tensors.pop("dense.weight"), tensors.pop("dense.bias"), about[_ACTIVATION])
     unknown = sorted(tensors.keys() - {"weight", "bias"})
     if "weight" not in tensors or unknown:
         found = ", ".join(sorted(tensors)) or "no tensors"
         raise DataError(f'{where}: {path} has {found}, expected "weight" and optionally "bias"')
-    return _checked(tensors["weight"], tensors.get("bias"), f"{where}: {path}", normalises=normalises)
+    normalises = about.get("features") == _NORMALISED
+    place = f"{where}: {path}"
+    return _checked(tensors["weight"], tensors.get("bias"), place, normalises=normalises, dense=dense)
 
 
-def expert_head(tensors: Mapping[str, Tensor], *, task: str) -> LinearHead:
-    """The classifier among the tensors which the expert's checkpoint keeps for its task."""
+def expert_head(
+    tensors: Mapping[str, Tensor], *, task: str, config: Mapping[str, Any] | None = None
+) -> LinearHead:
+    """The classifier among the tensors which the expert's checkpoint keeps for its task, with the layer
+    before it where the class of its `config` has one that is known."""
     where = f'task "{task}": head of the expert'
     found = [
         name.removesuffix(".weight")
         for name, tensor in tensors.items()
-        if name.endswith(".weight") and name.split(".")[-2] in CLASSIFIERS and tensor.ndim == 2
+        if name.endswith(".weight") and _classifies(name.split(".")[:-1]) and tensor.ndim == 2
     ]
     if len(found) != 1:
         listed = ", ".join(found or sorted(tensors)) or "no tensors"
@@ -53,12 +64,20 @@ def expert_head(tensors: Mapping[str, Tensor], *, task: str) -> LinearHead:
             remedy='Store it as safetensors and give it: "head": {"type": "linear", "path": "..."}.',
         )
     others = sorted(tensors.keys() - {f"{found[0]}.weight", f"{found[0]}.bias"})
-    if others:
+    dense = dense_of(tensors, found[0], config) if others else None
+    if others and dense is None:
         raise DataError(
             f"{where}: {found[0]} does not read the model's features: {others[0]} comes between",
             remedy='It is kept in "heads/". To score, give a linear head that reads the features, as "head".',
         )
-    return _checked(tensors[f"{found[0]}.weight"], tensors.get(f"{found[0]}.bias"), f"{where}: {found[0]}")
+    weight, bias = tensors[f"{found[0]}.weight"], tensors.get(f"{found[0]}.bias")
+    return _checked(weight, bias, f"{where}: {found[0]}", dense=dense)
+
+
+def _classifies(module: list[str]) -> bool:
+    """Whether a module of that path is the last layer of a head."""
+    last, owner = module[-1] if module else "", module[-2] if len(module) > 1 else ""
+    return last in CLASSIFIERS or (last == "out_proj" and owner in (*CLASSIFIERS, "classification_head"))
 
 
 def head_names(config: Mapping[str, Any] | None, classes: int) -> tuple[str, ...]:
@@ -76,10 +95,15 @@ def save_head(head: LinearHead, path: Path) -> None:
     from safetensors.torch import save_file
 
     tensors = {"weight": head.weight_CF.contiguous()}
+    about = {"features": _NORMALISED} if head.normalises else {}
     if head.bias_C is not None:
         tensors["bias"] = head.bias_C.contiguous()
+    if head.dense is not None:
+        tensors["dense.weight"] = head.dense.weight_HF.contiguous()
+        tensors["dense.bias"] = head.dense.bias_H.contiguous()
+        about[_ACTIVATION] = head.dense.activation
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, {"features": _NORMALISED} if head.normalises else None)
+    save_file(tensors, path, about or None)
 
 
 def refuse_misfit(task: str, head: Head, features: int) -> None:
@@ -140,7 +164,14 @@ def _outside(task: Task, split: str, examples: Examples | None) -> list[Problem]
     ]
 
 
-def _checked(weight: Tensor, bias: Tensor | None, where: str, *, normalises: bool = False) -> LinearHead:
+def _checked(
+    weight: Tensor,
+    bias: Tensor | None,
+    where: str,
+    *,
+    normalises: bool = False,
+    dense: Dense | None = None,
+) -> LinearHead:
     if weight.ndim != 2 or not weight.is_floating_point() or not weight.numel():
         raise DataError(
             f'{where}: "weight" is {tuple(weight.shape)} of {weight.dtype}, '
@@ -148,7 +179,13 @@ def _checked(weight: Tensor, bias: Tensor | None, where: str, *, normalises: boo
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise DataError(f'{where}: "bias" is {tuple(bias.shape)}, "weight" has {weight.shape[0]} classes')
-    bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in (weight, bias) if tensor is not None)
+    if dense is not None and dense.weight_HF.shape[:1] != weight.shape[1:]:
+        raise DataError(
+            f'{where}: "dense.weight" is {tuple(dense.weight_HF.shape)}, and "weight", which reads what it '
+            f"makes, {tuple(weight.shape)}: expected as many rows as that has columns"
+        )
+    all_tensors = (weight, bias, *((dense.weight_HF, dense.bias_H) if dense is not None else ()))
+    bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in all_tensors if tensor is not None)
     if bad:
         raise DataError(f"{where}: {bad} values are NaN or infinite")
-    return LinearHead(weight, bias, normalises=normalises)
+    return LinearHead(weight, bias, normalises=normalises, dense=dense)

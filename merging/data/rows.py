@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from merging.errors import DataError, Problem
 from merging.registry import did_you_mean
+from merging.spec.text import json_value
 
 _LONGEST_CELL = 2**31 - 1  # characters; Python's own limit of 131072 is less than an article may have
 SHOWN = 10  # problems of one file; the others are counted
@@ -52,6 +54,11 @@ def refuse_bad_rows(problems: list[Problem], where: str, rows: int) -> None:
         )
 
 
+def no_number(value: float) -> str:
+    """NaN and infinity, as a message calls them."""
+    return "NaN" if math.isnan(value) else "infinite"
+
+
 def refuse_missing_columns(rows: list[Row], columns: tuple[str, ...], where: str) -> None:
     """Raise a DataError for columns that no row has."""
     found = dict.fromkeys(name for row in rows for name in row.values)
@@ -76,7 +83,7 @@ def _json_lines(path: Path, where: str, problems: list[Problem]) -> Iterator[Row
             continue
         place = f"{path}:{number}"
         try:
-            value = json.loads(line)
+            value = json_value(line, constant=float)  # told where a column that is read holds it
         except json.JSONDecodeError as error:
             problems.append(Problem(place, f"is not JSON ({error.msg} at column {error.colno})"))
             continue

@@ -18,6 +18,8 @@ from merging.evaluation.metric_spec import AccuracySpec, MetricSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from merging.data.dense import Dense
+
 
 class Examples(ABC):
     """A fixed, ordered set of model inputs, with labels where the source has them."""
@@ -99,12 +101,22 @@ class CalibrationData(Mapping[str, Examples]):
 
 
 class LinearHead:
-    """Scores = features @ weight^T + bias. `shape`: classes, features."""
+    """Scores = features @ weight^T + bias. `shape`: classes, features. With `dense`, a layer of some classes
+    of transformers, it reads what that makes of the features, and `shape` has what `dense` reads."""
 
-    def __init__(self, weight_CF: Tensor, bias_C: Tensor | None = None, *, normalises: bool = False) -> None:
+    def __init__(
+        self,
+        weight_CF: Tensor,
+        bias_C: Tensor | None = None,
+        *,
+        normalises: bool = False,
+        dense: Dense | None = None,
+    ) -> None:
         """`normalises`: features are brought to length 1 first, as CLIP's zero-shot heads read them."""
         self._made: Callable[[], Tensor] = lambda: weight_CF
-        self.shape: tuple[int, int] = (weight_CF.shape[0], weight_CF.shape[-1])
+        read = weight_CF if dense is None else dense.weight_HF
+        self.shape: tuple[int, int] = (weight_CF.shape[0], read.shape[-1])
+        self.dense = dense
         self.bias_C, self.normalises = bias_C, normalises
         self.names: tuple[str, ...] = ()
 
@@ -115,6 +127,7 @@ class LinearHead:
         """A head whose weight (C F) is made when it is first asked for; `names` are those of its classes."""
         head = cls.__new__(cls)
         head._made, head.shape, head.bias_C = made, shape, None
+        head.dense = None
         head.normalises, head.names = normalises, names
         return head
 
@@ -128,11 +141,14 @@ class LinearHead:
         from merging.data.hashing import tensors_hash
 
         known = tensors_hash([self.weight_CF, *([] if self.bias_C is None else [self.bias_C])])
+        known = known if self.dense is None else f"{known}-{self.dense.fingerprint}"
         return f"{known}-normalised" if self.normalises else known
 
     def __call__(self, features_BF: Tensor) -> Tensor:
         if self.normalises:
             features_BF = features_BF / features_BF.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+        if self.dense is not None:
+            features_BF = self.dense(features_BF)
         scores_BC = features_BF @ self.weight_CF.to(features_BF).T
         return scores_BC if self.bias_C is None else scores_BC + self.bias_C.to(scores_BC)
 

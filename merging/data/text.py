@@ -6,6 +6,7 @@ Shape letters: B examples, T tokens.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,7 @@ from merging.data.draw import drawn_order, shuffled
 from merging.data.hashing import tokens_hash
 from merging.data.numbering import renumbered
 from merging.data.prompts import Prompt, Template
-from merging.data.rows import Row, refuse_bad_rows, refuse_missing_columns
+from merging.data.rows import Row, no_number, refuse_bad_rows, refuse_missing_columns
 from merging.data.task import Examples
 from merging.data.text_spec import MAX_LENGTH, TextColumns
 from merging.data.tokenizer import TextReader
@@ -69,6 +70,7 @@ class TextExamples(Examples):
             template, [rows[row].where for row in drawn], [values[row] for row in drawn]
         )
         self._decoder = self._decoder_inputs()
+        self._empty = sum(not any(values[row][name].strip() for name in template.columns) for row in drawn)
         self._hashes = tuple(tokens_hash("input_ids", prompt.ids) for prompt in self.prompts)
         self.notes = self._notes()
 
@@ -116,10 +118,11 @@ class TextExamples(Examples):
         self, template: Template, places: Sequence[str], values: Sequence[Mapping[str, str]]
     ) -> tuple[Prompt, ...]:
         limit, asked = self.reader.limit, self._columns.max_length
-        if asked is not None and limit is not None and asked > limit:
+        bound = self.reader.bound
+        if asked is not None and bound is not None and asked > bound:
             raise DataError(
-                f'{self._where}: "max_length" is {asked}, the base reads {limit} tokens at most',
-                remedy=f'"max_length": {limit} or less.',
+                f'{self._where}: "max_length" is {asked}, the base reads {bound} tokens at most',
+                remedy=f'"max_length": {bound} or less.',
             )
         self.max_length = asked or min(MAX_LENGTH, limit or MAX_LENGTH)
         prompts, problems = [], []
@@ -154,10 +157,14 @@ class TextExamples(Examples):
         return tuple((*start, *ids) for ids in said)
 
     def _notes(self) -> tuple[str, ...]:
-        cut = sum(prompt.cut for prompt in self.prompts)
-        if not cut:
-            return ()
-        return (f"{self._where}: {cut} of {len(self)} texts were cut to {self.max_length} tokens",)
+        cut, count = sum(prompt.cut for prompt in self.prompts), len(self)
+        silent = sum(not target.strip() for target in self.targets)
+        told = {
+            f"texts were cut to {self.max_length} tokens": cut,
+            "texts are empty; mend or remove these rows if that is not meant": self._empty,
+            "targets are empty; mend or remove these rows if that is not meant": silent,
+        }
+        return tuple(f"{self._where}: {number} of {count} {what}" for what, number in told.items() if number)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> dict[str, Tensor]:
@@ -190,6 +197,9 @@ def _texts(rows: Sequence[Row], columns: Sequence[str], where: str) -> list[dict
         text = {}
         for column in columns:
             value: Any = row.values.get(column)
+            if isinstance(value, float) and not math.isfinite(value):
+                problems.append(Problem(row.where, f'column "{column}" is {no_number(value)}, expected text'))
+                continue
             if isinstance(value, str | int | float) and not isinstance(value, bool):
                 text[column] = str(value)
                 if _is_unicode(text[column]):

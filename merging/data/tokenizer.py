@@ -40,6 +40,8 @@ class TextReader:
         self.writes = any(str(name).endswith(_WRITERS) for name in names)
         self.positions = _positions(config)
         self.limit = _limit(tokenizer, self.positions)
+        relative = self.positions is None and hasattr(config, "relative_attention_num_buckets")
+        self.bound = None if relative else self.limit  # longer texts cannot be asked for
 
     def prompt(self, text: str) -> list[int]:
         """What the model reads; a causal model's prompt is left open, without the token that ends a text."""

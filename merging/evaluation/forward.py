@@ -18,6 +18,13 @@ from merging.errors import Problem, TracingError
 from merging.registry import did_you_mean
 from merging.tracer import hollow
 
+_USUAL = frozenset(
+    (
+        *("pixel_values", "input_ids", "attention_mask", "token_type_ids", "position_ids", "input_features"),
+        *("decoder_input_ids", "decoder_attention_mask", "labels"),
+    )
+)
+
 
 @torch.no_grad()
 def output(model: nn.Module, backbone: Backbone, batch: Batch) -> Any:
@@ -50,6 +57,15 @@ def features_width(backbone: Backbone) -> int | None:
     return int(features(hollow(backbone), backbone, example).shape[-1])
 
 
+def gives_pooled(backbone: Backbone) -> bool:
+    """Whether heads get what a pooler makes of the first token, found without weights."""
+    try:
+        answer = output(hollow(backbone), backbone, backbone.example())
+    except TracingError:  # the backbone gives no example
+        return False
+    return getattr(answer, "pooler_output", None) is not None
+
+
 def picture_problem(backbone: Backbone, batch: Batch) -> str:
     """Why the model takes no pictures of this batch's size; empty where it does, or where that is not known.
     Found without weights, and at once where the size is that of the backbone's own example."""
@@ -73,6 +89,43 @@ def picture_problem(backbone: Backbone, batch: Batch) -> str:
         told = " ".join(str(error).split())
         return f"its pictures are {sizes[0]}, the model takes {sizes[1]} ({told[:200]})"
     return ""
+
+
+def odd_input_problem(backbone: Backbone, batch: Batch) -> str:
+    """Which input the model's forward names and yet fails on: a mask of patches, say, where it has no token
+    to put there. Empty where there is none, or where that is not known. Found without weights, on the first
+    example, and only where there are inputs beside the usual ones."""
+    odd = [name for name in batch if name not in _USUAL]
+    if not odd:
+        return ""
+    model = hollow(backbone)
+    one = {name: value[:1] for name, value in batch.items()}
+    error = _failure(model, backbone, one)
+    for name in odd if error is not None else ():
+        if _failure(model, backbone, {other: value for other, value in one.items() if other != name}) is None:
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            return f'the model fails on the input "{name}", and runs without it ({told[:200]})'
+    return ""
+
+
+def _failure(model: nn.Module, backbone: Backbone, batch: Batch) -> Exception | None:
+    try:
+        output(model, backbone, batch)
+    except Exception as error:  # a library's, for whatever does not fit
+        return error
+    return None
+
+
+def padding_problem(backbone: Backbone, examples: Examples) -> str:
+    """Why heads would read padding: a pooler is on the first token, and texts are padded before it."""
+    first = examples.batches()[0]
+    if "input_ids" not in first or "attention_mask" not in first:
+        return ""
+    masks = (batch["attention_mask"] for batch in examples.batches())
+    padded = sum(int((mask[:, 0] == 0).sum()) for mask in masks if mask.ndim == 2)
+    if not padded or not gives_pooled(backbone):
+        return ""
+    return f"{padded} of {len(examples)} texts are padded at their beginning, where the model's pooler reads"
 
 
 def placed(batch: Batch, model: nn.Module) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ _FUNCTIONS = {  # arguments, result
     "merging_weighted_sum": ([_POINTER, _INT64, _INT64, _POINTER, _DOUBLE, _INT64, _POINTER], None),
     "merging_to_bfloat16": ([_POINTER, _INT64, _POINTER], _INT32),
     "merging_near": ([_POINTER, _INT64, _INT32, _INT32, _POINTER, _POINTER], _INT64),
+    "merging_count": ([_POINTER, _INT64, _INT32, _POINTER], None),
     "merging_ties": (
         [
             *(_POINTER, _INT64, _INT64, _POINTER, _POINTER, _DOUBLE),
@@ -31,7 +32,7 @@ _FUNCTIONS = {  # arguments, result
     "merging_balance": ([_POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64], _INT64),
     "merging_products": ([_POINTER, _INT64, _INT64, _INT64, _POINTER], None),
     "merging_add_scaled": ([_POINTER, _INT64, _POINTER, _INT64, _DOUBLE, _INT64, _INT64], None),
-    "merging_kept": ([_POINTER, _POINTER, _DOUBLE, _INT64, _POINTER], None),
+    "merging_keep": ([_POINTER, _POINTER, _DOUBLE, _INT64], None),
     "merging_from_bfloat16": ([_POINTER, _POINTER, _INT64, _POINTER], None),
     **{f"merging_not_finite_{bits}": ([_POINTER, _UINT64, _INT64], _INT64) for bits in (16, 32, 64)},
 }
@@ -107,6 +108,14 @@ def near(tensor_S: Tensor, low: int, window: int) -> tuple[int, Tensor]:
     return above.value, found[:count].clone()
 
 
+def count_(counts: Tensor, tensor_S: Tensor, high: int | None) -> None:
+    """Add to `counts` (int64) how many magnitudes (as float32 bits) have which upper 15 bits; or, of those
+    whose upper 15 are `high`, which lower 16."""
+    _loaded().merging_count(
+        tensor_S.data_ptr(), tensor_S.numel(), -1 if high is None else high, counts.data_ptr()
+    )
+
+
 def ties(
     deltas_NS: Tensor, thresholds_N: Tensor, weights_N: Tensor, *, mean: bool, sign_of_zero: int
 ) -> tuple[Tensor, int]:
@@ -151,15 +160,11 @@ def products(models_MS: Tensor) -> Tensor:
     return found
 
 
-def kept(deltas_NS: Tensor, keep_NS: Tensor, divisor: float) -> Tensor:
-    """Where the mask is set, the entry over `divisor`; 0 elsewhere."""
-    result_NS = torch.empty(deltas_NS.shape, dtype=torch.float64)
+def keep_(deltas_NS: Tensor, keep_NS: Tensor, divisor: float) -> None:
+    """Where the mask is set, the entry over `divisor`; 0 elsewhere. In place."""
     keep_NS = keep_NS.contiguous()
-    for delta_S, keep_S, result_S in zip(deltas_NS, keep_NS, result_NS, strict=True):
-        _loaded().merging_kept(
-            delta_S.data_ptr(), keep_S.data_ptr(), divisor, delta_S.numel(), result_S.data_ptr()
-        )
-    return result_NS
+    for delta_S, keep_S in zip(deltas_NS, keep_NS, strict=True):
+        _loaded().merging_keep(delta_S.data_ptr(), keep_S.data_ptr(), divisor, delta_S.numel())
 
 
 def add_scaled_(total: Tensor, part: Tensor, scale: float) -> bool:

@@ -106,6 +106,24 @@ FOR_EACH_CPU int64_t merging_near(const double *restrict x, int64_t count, int32
     return found;
 }
 
+/* Counts the magnitudes by their upper 15 bits, or, where `high` is not negative, by the lower 16 those whose upper 15
+   are `high`. */
+FOR_EACH_CPU void merging_count(const double *restrict x, int64_t count, int32_t high, int64_t *counts) {
+    for (int64_t start = 0; start < count; start += 64) {
+        int64_t size = least(64, count - start);
+        int32_t of[64], inside = 0;
+        for (int64_t j = 0; j < size; j++) {
+            of[j] = magnitude(x[start + j]);
+            inside |= (of[j] >> 16) == high;
+        }
+        if (high < 0)
+            for (int64_t j = 0; j < size; j++) counts[of[j] >> 16]++;
+        else if (inside)
+            for (int64_t j = 0; j < size; j++)
+                if ((of[j] >> 16) == high) counts[of[j] & 0xFFFF]++;
+    }
+}
+
 /* TIES of deltas (models `stride` entries apart): entries below their model's threshold (magnitude, as bits)
    count as 0; each is times its model's weight; an entry's sign is that of their sum, or `sign_of_zero` where
    they cancel, and 0 where there is nothing. `out`: the sum of those of that sign, divided by their weights'
@@ -195,13 +213,13 @@ FOR_EACH_CPU int64_t merging_balance(const double *restrict x, int64_t stride, i
     return balance;
 }
 
-/* out = (x if its bit of the mask is set, else 0) / divisor. A product, not a choice: NaN and infinity stay, so that
+/* x = (x if its entry of the mask is 1, else 0) / divisor. A product, not a choice: NaN and infinity stay, so that
    the sink finds them. */
-FOR_EACH_CPU void merging_kept(const double *restrict x, const uint8_t *mask, double divisor, int64_t count, double *restrict out) {
+FOR_EACH_CPU void merging_keep(double *restrict x, const uint8_t *restrict mask, double divisor, int64_t count) {
     if (divisor == 1.0)
-        for (int64_t j = 0; j < count; j++) out[j] = x[j] * mask[j];
+        for (int64_t j = 0; j < count; j++) x[j] *= mask[j];
     else
-        for (int64_t j = 0; j < count; j++) out[j] = x[j] * mask[j] / divisor;
+        for (int64_t j = 0; j < count; j++) x[j] = x[j] * mask[j] / divisor;
 }
 
 /* bfloat16 to float64; less `base`, where that is given. */

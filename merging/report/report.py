@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from merging.arguments import PLACE, checked
 from merging.errors import DataError
 from merging.report.curve import Curve
 from merging.report.drift import DriftReport
@@ -77,16 +78,21 @@ class Report(Entry):
             )
         return report.model_copy(update={"warnings": tuple(dict.fromkeys([*warnings, *found]))})
 
-    def write(self, path: Path) -> None:
-        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    @checked(path=PLACE)
+    def write(self, path: Path | str) -> None:
+        Path(path).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, path: Path) -> Report:
+    @checked(path=PLACE)
+    def read(cls, path: Path | str) -> Report:
         """Raises DataError for a file that is no report, or one of another format."""
+        path = Path(path)
         try:
             found = cls.model_validate_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise DataError(f"report {path} does not exist") from error
+        except OSError as error:
+            raise DataError(f"report {path} cannot be read: {error.strerror or error}") from error
         except (ValidationError, UnicodeDecodeError) as error:
             raise DataError(f"{path} is not a report of format 1: {error}", remedy=_ANEW) from error
         if lacking := [name for name in ("format", "spec", "tasks") if name not in found.model_fields_set]:

@@ -9,22 +9,24 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
 _INTERVAL = 0.02
 
 
 class Stage:
     """A context manager; `seconds` and `peak_bytes` are there afterwards. Stages never nest.
 
-    The peak is the kernel's own high-water mark, set back at the start of the stage. Where that is not
-    allowed the memory is sampled, and short peaks are missed; without /proc it is the process's so far.
+    The peak is the kernel's own high-water mark where the process never held more before; else the memory is
+    sampled, and short peaks are missed. Without /proc it is the process's so far. The mark is left alone: who
+    measures the process from outside reads it, too.
     """
 
     def __init__(self, name: str) -> None:
         self.name, self.seconds, self.peak_bytes = name, 0.0, 0
 
     def __enter__(self) -> Stage:
-        self._sampler = None if _reset_peak() else _Sampler()
+        self._before = _status("VmHWM")
+        self._sampler = _Sampler()
         self._start = time.perf_counter()
         return self
 
@@ -32,7 +34,8 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.seconds = time.perf_counter() - self._start
-        self.peak_bytes = self._sampler.stop() if self._sampler else _status("VmHWM") or _peak_of_process()
+        sampled, highest = self._sampler.stop(), _status("VmHWM")
+        self.peak_bytes = highest if highest > self._before else sampled
 
 
 class _Sampler(threading.Thread):
@@ -58,15 +61,6 @@ class _Sampler(threading.Thread):
 def resident() -> int:
     """Bytes of memory that the process holds now."""
     return _status("VmRSS") or _peak_of_process()
-
-
-def _reset_peak() -> bool:
-    """Set the kernel's high-water mark back to the memory in use; False where that cannot be done."""
-    try:
-        _CLEAR.write_text("5")
-    except OSError:
-        return False
-    return _status("VmHWM") > 0
 
 
 def _status(field: str) -> int:

@@ -85,11 +85,26 @@ class Findings:
         if is_model:
             self.keys(where, kind)
         try:
-            return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+            text = json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            self._add_foreign(value, where)
+            return None
+        try:
+            return TypeAdapter(kind).validate_json(text, strict=True)
         except ValidationError as error:
             fields: Mapping[str, Any] = kind.model_fields if is_model else {}
             self._add_errors(error.errors(include_url=False), value, where, fields)
             return None
+
+    def _add_foreign(self, value: object, where: str) -> None:
+        """Say which part of the value JSON does not have."""
+        parts = value.items() if isinstance(value, Mapping) else ()
+        strange = {join(where, key): item for key, item in parts if not _is_json(item)} or {where: value}
+        for place, item in strange.items():
+            inside = "something in it that is " if isinstance(item, Mapping | list | tuple) else ""
+            self.add(
+                place, f"found {described(item)}, {inside}not a number, text, true, false, list or object"
+            )
 
     def _add_errors(
         self, errors: Iterable[ErrorDetails], value: object, where: str, fields: Mapping[str, Any]
@@ -113,6 +128,14 @@ class Findings:
                 expected = " or ".join(dict.fromkeys(_expected(error) for error in found))
                 what = f"found {described(found[0]['input'])}, expected {expected}"
                 self.add(join(where, *location), what, _choice(found) or about)
+
+
+def told(error: ValidationError, values: Mapping[str, Any], model: type[BaseModel]) -> tuple[Problem, ...]:
+    """What pydantic found wrong with these values of a model, in our words."""
+    findings = Findings()
+    findings.keys("", model)
+    findings._add_errors(error.errors(include_url=False), values, "", model.model_fields)
+    return findings.problems()
 
 
 def _location(error: ErrorDetails, value: object) -> tuple[object, ...]:
@@ -149,3 +172,11 @@ def _choice(errors: list[ErrorDetails]) -> str:
     ]
     value = errors[0]["input"]
     return did_you_mean(value, valid) if len(valid) > 1 and isinstance(value, str) else ""
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True

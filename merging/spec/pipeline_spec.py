@@ -6,17 +6,26 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from merging.data.spec import TaskSpec
+from merging.errors import SpecError
 from merging.registry import did_you_mean, nearest
-from merging.settings import Settings
+from merging.settings import Settings, Weight
 from merging.spec.component import AUTO, AutoSettings, BackboneChoice, Calibrators, Component, Strategy
-from merging.spec.findings import refuse
+from merging.spec.findings import refuse, told
 from merging.spec.wording import described
 
 FindingName: TypeAlias = Literal[
-    "config", "other_base", "overlap", "disk", "memory", "far_from_base", "few_examples"
+    "config",
+    "other_base",
+    "overlap",
+    "disk",
+    "memory",
+    "processor",
+    "far_from_base",
+    "few_examples",
+    "same_weights",
 ]
 """What `allow` may list: findings that stop a run, and from `far_from_base` on, those that only warn."""
 
@@ -30,7 +39,7 @@ _OTHER_NAMES = {
     "double": "float64",
     "fp64": "float64",
 }
-_DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu")
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu")
 _UNITS = {
     "": 1,
     "B": 1,
@@ -55,8 +64,8 @@ def dtype_name(text: str) -> str:
 def device_name(text: str) -> str:
     """`auto`, or a torch device such as `cuda:1`."""
     kind, colon, index = text.partition(":")
-    if kind not in _DEVICES or (colon and not (index.isascii() and index.isdecimal())):
-        refuse(f'"{text}" is not a device', did_you_mean(kind, _DEVICES))
+    if kind not in DEVICES or (colon and not (index.isascii() and index.isdecimal())):
+        refuse(f'"{text}" is not a device', did_you_mean(kind, DEVICES))
     return text
 
 
@@ -111,7 +120,7 @@ class ExpertRef(Settings):
         default=None, min_length=1, description="A folder or hub id of a PEFT LoRA on the base."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit on the hub.")
-    weight: float = Field(default=1.0, description="Weight of this expert, for methods that weigh experts.")
+    weight: Weight = Field(default=1.0, description="Weight of this expert, for methods that weigh experts.")
 
     @model_validator(mode="before")
     @classmethod
@@ -213,6 +222,18 @@ class PipelineSpec(Settings):
         "tokens, add the experts' own, or leave embeddings and head out. If not given, they stop the run.",
     )
     notes: str = Field(default="", description="Free text for people; nothing reads it.")
+
+    def __init__(self, *others: object, **values: Any) -> None:
+        """From its parts by name. Raises SpecError with all that do not fit."""
+        if others:
+            raise SpecError(
+                "PipelineSpec() takes its parts by name", remedy="Pipeline.from_spec takes files and dicts."
+            )
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            problems = told(error, values, PipelineSpec)
+            raise SpecError("this is no PipelineSpec", problems=problems) from error
 
     def canonical(self) -> dict[str, Any]:
         """What decides the results, as JSON values: all but where they go, device, memory and notes."""

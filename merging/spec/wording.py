@@ -14,10 +14,15 @@ def described(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return f"the number {shortened(str(value))}"
+        try:
+            return f"the number {shortened(str(value))}"
+        except ValueError:  # Python does not write numbers of thousands of digits
+            return "a number of thousands of digits"
     if isinstance(value, str):
         return f'the text "{shortened(value)}"' if value else "an empty text"
-    return "an object" if isinstance(value, Mapping) else "a list"
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
 
 
 def shortened(text: str, width: int = 80) -> str:

@@ -14,6 +14,7 @@ from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress, silent
 from merging.errors import DataError, RuleError
 from merging.layerwise import Placed
+from merging.settings import Rate, Scale, Steps
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -58,15 +59,15 @@ class AdaMerging(Placed, Merger):
         density: float = Field(
             0.2, gt=0, le=1, description="Share of entries that the trim keeps (k), with `plus_plus`."
         )
-        initial: float = Field(0.3, description="What all coefficients start from (lambda).")
+        initial: Scale = Field(0.3, description="What all coefficients start from (lambda).")
         clamp: bool = Field(True, description="Use coefficients between 0 and 1 only.")
-        learning_rate: float = Field(1e-3, gt=0, description="Of Adam.")
-        steps: int = Field(500, ge=1, description="Steps of Adam.")
-        batches: int = Field(
-            2, ge=1, description="Batches per task and step, drawn from the calibration source's."
+        learning_rate: Rate = Field(1e-3, description="Of Adam.")
+        steps: Steps = Field(500, description="Steps of Adam.")
+        batches: Steps = Field(
+            2, description="Batches per task and step, drawn from the calibration source's."
         )
-        patience: int | None = Field(
-            None, ge=1, description="Stop after so many steps without a new lowest loss; if not given, never."
+        patience: Steps | None = Field(
+            None, description="Stop after so many steps without a new lowest loss; if not given, never."
         )
 
     def merge(

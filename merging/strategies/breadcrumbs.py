@@ -5,15 +5,20 @@ Shape letters: N experts, S the shape of the parameter.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Settings
+from merging.settings import Scale, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from merging.contracts.vectors import TaskVectors
+    from merging.trimming import Trim
 
 
 class Breadcrumbs(TensorMerger):
@@ -24,13 +29,14 @@ class Breadcrumbs(TensorMerger):
     """
 
     paper = "arXiv:2312.06795"
-    memory = "the largest tensor of the base and of each expert, in float64, three times"
+    memory = "three row blocks of the base and of each expert, in float64, and up to 48 as stored"
     weighted = True
     precision = "float64"
     passes = 30.0
+    together = True
 
     class Settings(Settings):
-        scale: float = Field(0.3, description="Weight of the summed task vectors (alpha).")
+        scale: Scale = Field(0.3, description="Weight of the summed task vectors (alpha).")
         density: float = Field(
             0.9, gt=0, le=1, description="Share of entries of each tensor kept (1 - beta)."
         )
@@ -40,17 +46,49 @@ class Breadcrumbs(TensorMerger):
         )
         normalize: bool = Field(False, description="Divide by the weights of the entries that are merged.")
 
+    _within: dict[str, Trim]
+    _outliers: dict[str, Trim]
+
+    @property
+    def elementwise(self) -> bool:
+        return True
+
+    @property
+    def walks(self) -> int:
+        return 2
+
     def arrays(self, experts: int) -> float:
         return 3 * (experts + 1.0)
 
-    def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        import torch
+    def prepare(self, vectors: TaskVectors) -> None:
+        self._within, self._outliers = {}, {}
 
-        from merging.sparsifying import combined, without_outliers
+    def survey(self, name: str) -> None:
+        from merging.sparsifying import between
+        from merging.trimming import Trim
+
+        entries = math.prod(self.vectors.shape(name))
+        kept, outliers = between(entries, self.settings.density, self.settings.gamma)
+
+        def deltas() -> Iterator[Tensor]:
+            return (deltas_NS for _, _, deltas_NS in self.vectors.blocks(name))
+
+        self._within[name] = Trim(deltas, kept + outliers, entries)
+        if outliers:
+            self._outliers[name] = Trim(deltas, outliers, entries)
+
+    def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
+        from merging.sparsifying import combined
+        from merging.task_vectors import masked, onto
 
         settings = self.settings
-        kept = [without_outliers(delta_S, settings.density, settings.gamma) for delta_S in deltas_NS]
+        keep_NS = self._within[name].mask(deltas_NS)
+        if name in self._outliers:
+            keep_NS &= ~self._outliers[name].mask(deltas_NS)
         merged_S = combined(
-            torch.stack(kept), self.weights_N, elect=settings.elect, normalize=settings.normalize
+            masked(deltas_NS, keep_NS.numpy()),
+            self.weights_N,
+            elect=settings.elect,
+            normalize=settings.normalize,
         )
-        return base_S + settings.scale * merged_S
+        return onto(base_S, merged_S, settings.scale)

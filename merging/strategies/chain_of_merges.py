@@ -53,6 +53,7 @@ class ChainOfMerges(LayerwiseMerger):
         ridge: float = Field(
             0.0,
             ge=0,
+            le=1e12,
             description="Tikhonov term on the summed Grams, towards `anchor`; the other reading of 0.95.",
         )
         anchor: Literal["base", "zero"] = Field(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from merging.settings import Scale
 from merging.shared_space import SharedSpaceMerger, Space
 from merging.spec.component import Component, InnerRule
 from merging.strategies.tsv_m import TsvM
@@ -32,7 +33,7 @@ class CoreSpace(SharedSpaceMerger):
     by_layer = SharedSpaceMerger.by_layer | {"isotropize"}
 
     class Settings(SharedSpaceMerger.Settings):
-        scale: float = Field(0.2, description="Weight of the merged task vectors.")
+        scale: Scale = Field(0.2, description="Weight of the merged task vectors.")
         inner: InnerRule = Field(
             Component(type="tsv_m", settings=TsvM.Settings.model_validate({})),
             description="The rule that merges the cores: its name, or an object with its settings. Its own "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Settings
+from merging.settings import Scale, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,8 @@ class DareTies(TensorMerger):
 
     paper = "arXiv:2311.03099"
     memory = (
-        'a row block of the base and of each expert, in float64; with rescale "norm" the whole largest tensor'
+        'a row block of the base and of each expert, in float64; with rescale "norm" up to 48 as stored, '
+        "and with a trim, too, the whole largest tensor"
     )
     weighted = True
     precision = "float64"
@@ -35,7 +36,7 @@ class DareTies(TensorMerger):
     together = True
 
     class Settings(Settings):
-        scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
+        scale: Scale = Field(1.0, description="Weight of the merged task vector (lambda).")
         density: float = Field(
             0.5, gt=0, le=1, description="Share of entries kept by the random drop (1 - p)."
         )
@@ -56,10 +57,28 @@ class DareTies(TensorMerger):
 
     _thresholds_N: Tensor
     _of_model: Majority
+    _factors: dict[str, Tensor]
 
     @property
     def elementwise(self) -> bool:
-        return self.settings.rescale != "norm"
+        return self.settings.rescale != "norm" or self.settings.trim == 1
+
+    @property
+    def surveys(self) -> bool:
+        return self.settings.rescale == "norm" and self.settings.trim == 1 and self.settings.density < 1
+
+    @property
+    def walks(self) -> int:
+        return 2 if self.surveys else 1
+
+    def survey(self, name: str) -> None:
+        from merging.sparsifying import norm_factors_
+
+        if self.surveys:
+            self._factors[name] = norm_factors_(
+                (deltas_NS, self.draws(name, deltas_NS, self.settings.density))
+                for _, _, deltas_NS in self.vectors.blocks(name)
+            )
 
     def prepare(self, vectors: TaskVectors) -> None:
         from merging.contracts.vectors import Changed
@@ -69,6 +88,7 @@ class DareTies(TensorMerger):
         def of_block(name: str, deltas_NS: Tensor) -> int:
             return balance(self._dropped(name, deltas_NS), self._thresholds_N, self.weights_N)
 
+        self._factors = {}
         self._of_model = Majority(vectors, of_block)
         self._thresholds_N = magnitude_thresholds(Changed(vectors, self._dropped), self.settings.trim)
 
@@ -85,12 +105,13 @@ class DareTies(TensorMerger):
         return onto(base_S, merged_S, self.settings.scale)
 
     def _dropped(self, name: str, deltas_NS: Tensor) -> Tensor:
-        from merging.sparsifying import dropped
+        from merging.sparsifying import drop_
 
         if self.settings.density == 1:
             return deltas_NS
         keep_NS = self.draws(name, deltas_NS, self.settings.density)
-        return dropped(deltas_NS, keep_NS, self.settings.density, self.settings.rescale)
+        factors_N = self._factors.get(name)
+        return drop_(deltas_NS, keep_NS, self.settings.density, self.settings.rescale, factors_N)
 
     def _majority(self) -> int:
         """The sign for entries where the experts cancel: + without a trim, else as in TIES."""

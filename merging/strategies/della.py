@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Settings
+from merging.settings import Scale, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ class Della(TensorMerger):
     passes = 60.0
 
     class Settings(Settings):
-        scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
+        scale: Scale = Field(1.0, description="Weight of the merged task vector (lambda).")
         density: float = Field(0.5, gt=0, le=1, description="Mean share of entries kept (1 - p).")
         epsilon: float = Field(
             0.15,
@@ -58,12 +58,12 @@ class Della(TensorMerger):
         return 5 * (experts + 1.0)
 
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
-        from merging.sparsifying import combined, dropped, rank_probabilities
+        from merging.sparsifying import combined, drop_, rank_probabilities
 
         settings = self.settings
         if settings.density < 1:
             probability_NS = rank_probabilities(deltas_NS, settings.density, settings.epsilon)
             keep_NS = self.uniforms(name, deltas_NS) < probability_NS
-            deltas_NS = dropped(deltas_NS, keep_NS, probability_NS, settings.rescale)
+            deltas_NS = drop_(deltas_NS, keep_NS, probability_NS, settings.rescale)
         merged_S = combined(deltas_NS, self.weights_N, elect=settings.elect, normalize=settings.normalize)
         return base_S + settings.scale * merged_S

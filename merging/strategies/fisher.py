@@ -50,7 +50,9 @@ class Fisher(Placed, Merger):
         normalize: bool = Field(
             True, description="Divide each expert's Fisher by its L2 norm over all merged parameters."
         )
-        floor: float = Field(1e-6, gt=0, description="Least weight of an entry, before normalising.")
+        floor: float = Field(
+            1e-6, ge=1e-30, le=1e6, description="Least weight of an entry, before normalising."
+        )
         floor_by: Literal["max", "add"] = Field(
             "max", description="Entries below the floor are raised to it; or it is added to all."
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from merging.settings import Settings
+from merging.settings import Settings, Steps
 from merging.span_merger import SpanMerger
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ class Karcher(SpanMerger):
 
     paper = "doi:10.1002/cpa.3160300502"
     needs = frozenset()
-    memory = "a row block of each expert, in float64; independent of the model's size"
+    memory = "a row block of each model, in float64, and up to 48 blocks as stored; whatever the model's size"
     weighted = True
     differences = False
 
     class Settings(Settings):
-        iterations: int = Field(10, ge=1, description="Steps of the iteration at most.")
-        tolerance: float = Field(1e-5, gt=0, description="The iteration ends with a step shorter than this.")
+        iterations: Steps = Field(10, description="Steps of the iteration at most.")
+        tolerance: float = Field(
+            1e-5, gt=0, le=1, description="The iteration ends with a step shorter than this."
+        )
 
     @classmethod
     def check(cls, settings: Any, weights: Mapping[str, float]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from merging.settings import Scale
 from merging.shared_space import SharedSpaceMerger, Space
 from merging.spec.component import Component, InnerRule
 from merging.strategies.ties import Ties
@@ -33,7 +34,7 @@ class Knots(SharedSpaceMerger):
     together = True
 
     class Settings(SharedSpaceMerger.Settings):
-        scale: float = Field(0.6, description="Weight of the merged task vectors.")
+        scale: Scale = Field(0.6, description="Weight of the merged task vectors.")
         inner: InnerRule = Field(
             Component(type="ties", settings=Ties.Settings.model_validate({})),
             description="The rule that merges the coordinates: its name, or an object with its settings. Its "
@@ -47,6 +48,7 @@ class Knots(SharedSpaceMerger):
         floor: float = Field(
             1e-5,
             ge=0,
+            le=1,
             description="Singular values up to this are dropped; in units of the weights, as published.",
         )
 

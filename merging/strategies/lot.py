@@ -13,6 +13,7 @@ from merging.contracts.layer_rule import Chain, Inputs
 from merging.contracts.merger import MergeNotes
 from merging.contracts.method import Progress, silent
 from merging.layerwise import LayerwiseMerger
+from merging.settings import Scale
 from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Lot(LayerwiseMerger):
     chain: Chain = "none"
 
     class Settings(BaseSettings):
-        scale: float = Field(1.0, description="Weight of the merged task vectors, all of them (lambda).")
+        scale: Scale = Field(1.0, description="Weight of the merged task vectors, all of them (lambda).")
         gram: Literal["sum", "mean"] = Field(
             "sum",
             description="Whether a task counts by its tokens (sum), or every task alike (mean per token).",

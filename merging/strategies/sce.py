@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Settings
+from merging.settings import Scale, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class Sce(TensorMerger):
     passes = 12.0
 
     class Settings(Settings):
-        scale: float = Field(1.0, description="Weight of the merged task vector.")
+        scale: Scale = Field(1.0, description="Weight of the merged task vector.")
         density: float = Field(
             1.0,
             gt=0,

@@ -5,18 +5,20 @@ Shape letters: N experts, S the shape of the parameter.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Settings
+from merging.settings import Scale, Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from merging.contracts.vectors import TaskVectors
     from merging.task_vectors import Majority
+    from merging.trimming import Trim
 
 
 class Ties(TensorMerger):
@@ -28,7 +30,8 @@ class Ties(TensorMerger):
 
     paper = "arXiv:2306.01708"
     memory = (
-        'a row block of the base and of each expert, in float64; with trim "tensor" the whole largest tensor'
+        'a row block of the base and of each expert, in float64; with trim "tensor" up to 48 as stored, '
+        'and with elect "normfrac" the whole largest tensor'
     )
     weighted = True
     precision = "float64"
@@ -36,7 +39,7 @@ class Ties(TensorMerger):
     together = True
 
     class Settings(Settings):
-        scale: float = Field(1.0, description="Weight of the merged task vector (lambda).")
+        scale: Scale = Field(1.0, description="Weight of the merged task vector (lambda).")
         density: float = Field(0.2, gt=0, le=1, description="Share of entries kept by the trim (k, K).")
         trim: Literal["model", "tensor"] = Field(
             "model",
@@ -52,12 +55,17 @@ class Ties(TensorMerger):
         )
 
     _thresholds_N: Tensor
+    _trims: dict[str, Trim]
     _norms_N: Tensor
     _of_model: Majority
 
     @property
     def elementwise(self) -> bool:
-        return self.settings.trim == "model"
+        return self.settings.trim == "model" or self.surveys
+
+    @property
+    def surveys(self) -> bool:
+        return self.settings.trim == "tensor" and self.settings.elect == "mass"
 
     @property
     def walks(self) -> int:
@@ -68,20 +76,31 @@ class Ties(TensorMerger):
         from merging.task_vectors import Majority, norms
         from merging.thresholds import magnitude_thresholds
 
+        self._trims = {}
         self._of_model = Majority(vectors, lambda _, deltas_NS: self._balance(deltas_NS))
         if self.settings.trim == "model":
             self._thresholds_N = magnitude_thresholds(vectors, self.settings.density)
         if self.settings.elect == "normfrac":
             self._norms_N = norms(Changed(vectors, lambda _, deltas_NS: self._trimmed(deltas_NS)))
 
+    def survey(self, name: str) -> None:
+        if self.surveys:
+            from merging.trimming import Trim
+
+            entries = math.prod(self.vectors.shape(name))
+            self._trims[name] = Trim(
+                lambda: (deltas_NS for _, _, deltas_NS in self.vectors.blocks(name)),
+                max(1, int(self.settings.density * entries)),
+                entries,
+            )
+
     def combine(self, name: str, base_S: Tensor, deltas_NS: Tensor) -> Tensor:
         from merging.task_vectors import elect_and_merge, merge_agreeing, onto
 
         settings, weights_N = self.settings, self.weights_N
-        if settings.trim == "model" and settings.elect == "mass":
-            merged_S = elect_and_merge(
-                deltas_NS, self._thresholds_N, weights_N, settings.merge, self._majority
-            )
+        if settings.elect == "mass":
+            thresholds_N = self._trims[name].of_block(deltas_NS) if self.surveys else self._thresholds_N
+            merged_S = elect_and_merge(deltas_NS, thresholds_N, weights_N, settings.merge, self._majority)
         else:
             trimmed_NS = self._trimmed(deltas_NS)
             sign_S = self._elected(trimmed_NS)

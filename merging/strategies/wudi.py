@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from merging.matrix_merger import MatrixMerger
+from merging.settings import Rate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,10 +43,9 @@ class Wudi(MatrixMerger):
     memory = "the largest tensor of the base and of each expert, seven more and two of in², in float32"
 
     class Settings(MatrixMerger.Settings):
-        steps: int = Field(300, ge=0, description="Steps of Adam (iter_num).")
-        learning_rate: float = Field(
+        steps: int = Field(300, ge=0, le=1_000_000, description="Steps of Adam (iter_num).")
+        learning_rate: Rate = Field(
             1e-5,
-            gt=0,
             description="Of Adam: about what an entry can move in one step, in units of the weights.",
         )
         others: Literal["mean", "base"] = Field(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from open_clip_models import built, saved
+from open_clip_models import END, MODEL, built, saved
 from safetensors.torch import load_file, save_file
 from tiny_models import PICTURE, SIZE, TEXT, expert_of, pixels
 
@@ -112,3 +112,54 @@ def test_clips_of_two_libraries_are_refused_with_the_reason(clips: Path, tmp_pat
 
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].remedy.startswith("Use base and experts of one library")
+
+
+def test_the_page_shows_how_a_clip_of_transformers_becomes_one_of_open_clip() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clip.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision, text = (MODEL[f"{tower}_cfg"] for tower in ("vision", "text"))
+    config = transformers.CLIPConfig(
+        vision_config={**sizes, "image_size": vision["image_size"], "patch_size": vision["patch_size"]},
+        text_config={
+            **sizes,
+            "intermediate_size": 128,
+            "vocab_size": text["vocab_size"],
+            "max_position_embeddings": text["context_length"],
+            "eos_token_id": END,
+        },
+        projection_dim=MODEL["embed_dim"],
+    )
+    torch.manual_seed(0)
+    theirs = transformers.CLIPModel(config).eval()
+    ours = built(1)
+
+    ours.load_state_dict(names["as_open_clip"](theirs.state_dict()))
+
+    pictures, ids = torch.randn(2, 3, 32, 32), torch.randint(1, 90, (2, 16))
+    ids[:, 9] = END
+    with torch.no_grad():
+        answers = theirs(pixel_values=pictures, input_ids=ids)
+        torch.testing.assert_close(
+            ours.encode_image(pictures, normalize=True), answers.image_embeds, atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            ours.encode_text(ids, normalize=True), answers.text_embeds, atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.parametrize("policy", ["union", "base", "backbone"])
+def test_a_policy_for_tokens_is_refused_for_open_clip_by_name(tmp_path: Path, policy: str) -> None:
+    for name, seed in (("base", 0), ("expert", 1)):
+        saved(tmp_path / name, built(seed).state_dict())
+    spec = {
+        "base": str(tmp_path / "base"),
+        "experts": {"one": str(tmp_path / "expert")},
+        "merge": "average",
+        "vocabulary": policy,
+    }
+
+    with pytest.raises(CheckpointError, match=f'"vocabulary": "{policy}" is for rows of tokens'):
+        Pipeline.from_spec(spec).validate()

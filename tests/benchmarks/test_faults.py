@@ -20,9 +20,10 @@ from huggingface_hub import constants
 
 from benchmarks.faults import folders, mutations, workshop
 from benchmarks.faults.disk_full import _unclear
-from benchmarks.faults.forge import Blow, command
+from benchmarks.faults.forge import Blow, Ended, command
 from benchmarks.faults.fuzz import Bench, header
 from benchmarks.faults.fuzz import files as fuzz_files
+from benchmarks.faults.kills import _unstarted
 from benchmarks.faults.soak import faults
 from benchmarks.faults.watch import watched
 from benchmarks.section import Section, write_part
@@ -244,3 +245,31 @@ def test_a_trial_finds_no_fault(tmp_path: Path, words: list[str]) -> None:
     found = subprocess.run(asked, cwd=REPOSITORY, capture_output=True, text=True, timeout=500)
 
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize(
+    ("ended", "sign", "written", "before_start"),
+    [
+        (Ended(-15, 0.01, "", began=False), signal.SIGTERM, False, True),
+        (Ended(-2, 0.01, "", began=False), signal.SIGINT, False, True),
+        (Ended(-15, 0.01, "", began=True), signal.SIGTERM, False, False),
+        (Ended(-15, 0.01, "Traceback", began=False), signal.SIGTERM, False, False),
+        (Ended(-15, 0.01, "", began=False), signal.SIGTERM, True, False),
+        (Ended(-15, 0.01, "", began=False), signal.SIGINT, False, False),
+        (Ended(-9, 0.01, "", began=False), signal.SIGKILL, False, False),
+        (Ended(143, 0.01, "", began=False), signal.SIGTERM, False, False),
+    ],
+)
+def test_only_a_run_that_had_begun_nothing_is_counted_apart(
+    ended: Ended, sign: signal.Signals, written: bool, before_start: bool
+) -> None:
+    after = {"notes.txt": b"mine", "half": b""} if written else {"notes.txt": b"mine"}
+
+    assert _unstarted(ended, Blow(sign), {"notes.txt": b"mine"}, after) == before_start
+
+
+def test_a_child_says_whether_it_had_come_to_answer_signals() -> None:
+    ended = command(["--version"])
+
+    assert ended.began
+    assert ended.said.startswith("merging")

@@ -230,7 +230,7 @@ def test_a_damaged_state_makes_the_folder_foreign(tmp_path, text):
     with opened(out) as folder:
         finish_stage(folder, "merged", "m")
     (out / ".merging/state.json").write_text(text)
-    with pytest.raises(OutputError, match="was not made by a run: merged"):
+    with pytest.raises(OutputError, match="holds merged, and the record of what runs made there"):
         opened(out)
     with pytest.raises(OutputError, match="holds merged"):
         opened(out, overwrite=True)

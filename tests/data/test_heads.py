@@ -70,13 +70,45 @@ def test_the_experts_own_classifier_is_found(name):
     [
         {},
         {"visual_projection.weight": torch.ones(5, 4)},
-        {"classifier.dense.weight": torch.ones(4, 4), "classifier.out_proj.weight": torch.ones(3, 4)},
         {"classifier.weight": torch.ones(3, 4), "score.weight": torch.ones(3, 4)},
     ],
 )
 def test_no_classifier_or_several(tensors):
     with pytest.raises(DataError, match=r"linear classifiers in .*, expected one"):
         expert_head(tensors, task="mnist")
+
+
+@pytest.mark.parametrize("config", [None, {"model_type": "electron"}, {"model_type": "roberta"}])
+def test_a_layer_before_the_classifier_that_no_known_class_has_is_told(config):
+    tensors = {"classifier.dense.weight": torch.ones(4, 4), "classifier.out_proj.weight": torch.ones(3, 4)}
+
+    with pytest.raises(DataError, match=r"classifier\.dense\.weight comes between"):  # without a bias
+        expert_head(tensors, task="mnist", config=config)
+
+
+def test_a_layer_before_the_classifier_has_its_classs_activation(tmp_path):
+    weights = {"dense": torch.randn(4, 6), "out_proj": torch.randn(3, 4)}
+    tensors = {f"classifier.{name}.weight": one for name, one in weights.items()}
+    tensors |= {f"classifier.{name}.bias": torch.randn(len(one)) for name, one in weights.items()}
+    x_BF = torch.randn(5, 6)
+
+    heads = {
+        kind: expert_head(tensors, task="mnist", config={"model_type": kind})
+        for kind in ("roberta", "electra")
+    }
+
+    inner = torch.nn.functional.linear(
+        x_BF, tensors["classifier.dense.weight"], tensors["classifier.dense.bias"]
+    )
+    for kind, activation in (("roberta", torch.tanh), ("electra", torch.nn.functional.gelu)):
+        last = tensors["classifier.out_proj.weight"], tensors["classifier.out_proj.bias"]
+        torch.testing.assert_close(heads[kind](x_BF), torch.nn.functional.linear(activation(inner), *last))
+        assert heads[kind].shape == (3, 6)
+        save_head(heads[kind], tmp_path / f"{kind}.safetensors")
+        assert (
+            load_head(tmp_path / f"{kind}.safetensors", task="mnist").fingerprint == heads[kind].fingerprint
+        )
+    assert heads["roberta"].fingerprint != heads["electra"].fingerprint
 
 
 def test_labels_outside_the_heads_classes(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +250,18 @@ def test_classes(
     found = dict(zip([prompt.text for prompt in examples.prompts], examples.labels.tolist(), strict=True))
     assert [found["good"], found["bad"]] == expected
     assert examples.labels.dtype == torch.long
+
+
+def test_a_t5_reads_longer_texts_than_its_tokenizer_advises(
+    movie: Path, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "t5"
+    shutil.copytree(bases["t5"], folder)
+    place = folder / "tokenizer_config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "model_max_length": 4}))
+
+    def longest(**columns: Any) -> int:
+        return max(len(prompt.ids) for prompt in opened(movie, folder, **columns).prompts)
+
+    assert longest() == 4
+    assert longest(max_length=9) > 4

@@ -171,7 +171,7 @@ def test_it_can_be_called_by_name_and_needs_heads(clip):
     [
         ({"a": -1.0}, {}, "no weight may be negative"),
         ({}, {"target": "c"}, 'there is no expert "c"; there are: a, b'),
-        ({}, {"floor": 0}, "floor: found the number 0, expected more than 0"),
+        ({}, {"floor": 0}, "floor: found the number 0, expected at least 1e-30"),
     ],
 )
 def test_what_it_refuses(clip, weights, settings, words):

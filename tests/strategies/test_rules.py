@@ -44,6 +44,8 @@ RULES = {  # a name is the rule's, after a dash what is special about the settin
     "dare-norm": {"rescale": "norm"},
     "dare_ties": {},
     "dare_ties-trimmed": {"trim": 0.2, "density": 0.7},
+    "dare_ties-norm": {"rescale": "norm"},
+    "dare_ties-norm-trimmed": {"rescale": "norm", "trim": 0.2, "density": 0.7},
     "della": {},
     "della-linear": {"elect": False, "rescale": "norm"},
     "breadcrumbs": {},

@@ -59,9 +59,10 @@ def test_della_refuses_an_epsilon_that_leaves_the_unit_interval():
     ],
 )
 def test_breadcrumbs_cuts_both_ends(density, gamma, kept):
-    delta_S = torch.tensor([3.0, -1.0, 7.0, 2.0, -10.0, 5.0, 6.0, -4.0, 8.0, 9.0])
+    base = {"w": torch.zeros(10)}
+    expert = {"w": torch.tensor([3.0, -1.0, 7.0, 2.0, -10.0, 5.0, 6.0, -4.0, 8.0, 9.0])}
 
-    left_S = sparsifying.without_outliers(delta_S, density, gamma)
+    left_S = merging.merge("breadcrumbs", base, {"a": expert}, density=density, gamma=gamma, scale=1.0)["w"]
 
     assert sorted(left_S[left_S != 0].abs().tolist()) == kept
 
