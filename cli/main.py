@@ -13,6 +13,7 @@ import typer
 
 import merging
 from merging.address_space import refuse_too_little_space
+from merging.allocator import share_one_arena
 from merging.errors import MergingError
 from merging.file_names import telling_of_names
 from merging.open_files import allow_open_files, telling_of_open_files
@@ -68,6 +69,7 @@ def _main(
 def run() -> None:
     """Ends the process with the exit code of `main`. A SIGTERM cleans up as Ctrl-C does."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch then asks for huge pages, where Linux has them
+    share_one_arena()
     try:
         signals.answer_by_exception()
         refuse_too_little_space()

@@ -18,6 +18,15 @@ def give_back() -> None:
         trim(0)
 
 
+def share_one_arena() -> None:
+    """For a process of our own, before it starts threads: all take memory from one place, where each can use
+    what another has freed. Otherwise every thread keeps free memory of its own. Leaves alone what the user has
+    set."""
+    mallopt = _function("mallopt")
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ and not _tuned():
+        mallopt(_ARENA_MAX, 1)
+
+
 @contextmanager
 def reusing() -> Iterator[None]:
     """Freed memory stays with the process until `give_back` or its end, but for very large tensors.
@@ -27,7 +36,7 @@ def reusing() -> Iterator[None]:
     nothing where there is no glibc."""
     mallopt = _function("mallopt")
     own = any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"))
-    if mallopt is None or own or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    if mallopt is None or own or _tuned():
         yield
         return
     mallopt(_MMAP_THRESHOLD, _LARGE) or mallopt(_MMAP_THRESHOLD, _LARGEST_OF_OLD)
@@ -40,7 +49,11 @@ def reusing() -> Iterator[None]:
         give_back()
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
+def _tuned() -> bool:
+    return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt
 _LARGE, _NEVER = 64 << 20, (1 << 31) - 1
 _LARGEST_OF_OLD = 32 << 20  # what releases before 2.35 allow; where the library's own adaption ends, too
 

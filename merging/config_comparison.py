@@ -20,7 +20,8 @@ KIND = "model_type"
 _HARMLESS = re.compile(
     r"_.*|transformers_version|(torch_)?dtype|architectures|id2label|label2id|num_labels|problem_type"
     r"|use_cache|return_dict|output_.*|.*drop.*|initializer_.*|.*_token_id|task_specific_params"
-    r"|tie_word_embeddings|gradient_checkpointing|vocab_size|name_or_path|finetuning_task|max_length|torchscript|logit_scale.*"
+    r"|tie_word_embeddings|gradient_checkpointing|name_or_path|finetuning_task|max_length|torchscript|logit_scale.*"
+    r"|vocab_size(_per_layer_input)?"
     r"|init_logit_.*|quantization_config|auto_map|.*_config_dict"
 )
 _STRUCTURAL = re.compile(  # in names of fields that no class declares: what layers are, and how they run

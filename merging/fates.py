@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from merging.checkpoints.parts import Parts
 from merging.report.solver import UNSEEN, ParameterFate
 from merging.tracer import is_linear, is_norm
+from merging.walkable import Look, look
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 OUTSIDE = "outside the blocks"
 NOT_WALKED = "not part of the model that is walked"
 BUFFER = "a buffer, merged as weights are"
+SEVERAL = "it runs more than once in a block, on other inputs each time"
+FIXED = "what it is handed are no tokens of the examples"
+
+
+NOTHING = Look()
 
 
 def fates(
@@ -53,11 +59,15 @@ def copied_because(models: Models, name: str) -> str:
 
 
 def unsolved(
-    rule: LayerRule, model: nn.Module, stacks: Sequence[str], unreached: Collection[str] = ()
+    rule: LayerRule,
+    model: nn.Module,
+    stacks: Sequence[str],
+    unreached: Collection[str] = (),
+    seen: Look = NOTHING,
 ) -> dict[str, str]:
     """Parameter of the model -> why the rule cannot solve it, whatever the examples; empty where it can.
 
-    `unreached`: stacks that no example reaches."""
+    `unreached`: stacks that no example reaches; `seen`: a look at the model's forward."""
     reasons = {}
     for path, module in model.named_modules():
         stack = next((stack for stack in stacks if path.startswith(f"{stack}.")), None)
@@ -67,7 +77,8 @@ def unsolved(
             elif stack in unreached:
                 reason = UNSEEN
             else:
-                reason = _unsolved_part(rule, module, leaf)
+                inside = path.removeprefix(f"{stack}.").partition(".")[2]
+                reason = odd_inputs(seen, stack, inside) or _unsolved_part(rule, module, leaf)
             reasons[f"{path}.{leaf}" if path else leaf] = reason
     return reasons
 
@@ -82,7 +93,8 @@ def foreseen(
     assert backbone is not None
     parts = Parts(backbone.parts(models.base.names()))
     seen = parts.models(models)
-    reasons = unsolved(rule, model, backbone.stacks(model), unreached)
+    stacks = backbone.stacks(model)
+    reasons = unsolved(rule, model, stacks, unreached, look(backbone, stacks) or NOTHING)
     inside = backbone.module_names(seen.base.names())
     solved, left = [], {}
     for name in seen.base.names():
@@ -93,6 +105,13 @@ def foreseen(
         else:
             solved.append(name)
     return parts.wholes(solved), left
+
+
+def odd_inputs(seen: Look, stack: str, linear: str) -> str:
+    """Why the inputs of this linear of a stack's blocks make no statistic; empty where they do."""
+    if linear in seen.several.get(stack, ()):
+        return SEVERAL
+    return FIXED if linear in seen.fixed.get(stack, ()) else ""
 
 
 def _unsolved_part(rule: LayerRule, module: nn.Module, leaf: str) -> str:

@@ -99,6 +99,8 @@ class Measure:
             self._moments[feed].add(x_BTD, self._weights(feed.linears[0], x_BTD.shape[:-1]))
 
     def _keep(self, feed: Feed, x_BTD: Tensor) -> None:
+        if feed in self._kept:
+            raise self._ran_again(feed)
         self._kept[feed] = self._for_later(feed, x_BTD)
 
     def _pair(self, feed: Feed, target_BTD: Tensor) -> None:
@@ -127,6 +129,8 @@ class Measure:
         return _Kept(kept_BTD, kept_BTD._version)
 
     def _taken(self, feed: Feed, kept: dict[Feed, _Kept]) -> Tensor:
+        if feed not in kept:
+            raise self._ran_again(feed)
         x_BTD, version = kept.pop(feed)
         if x_BTD._version != version:
             raise TracingError(
@@ -134,6 +138,12 @@ class Measure:
                 remedy="Its inputs cannot be measured. Take the block out of the backbone's stacks.",
             )
         return x_BTD
+
+    def _ran_again(self, feed: Feed) -> TracingError:
+        return TracingError(
+            f'"{self._block.name}" runs "{feed.linears[0]}" once for some batches, more than once for others',
+            remedy="Its inputs cannot be measured. Take the block out of the backbone's stacks.",
+        )
 
     def _add_norm(self, name: str, x_BTD: Tensor) -> None:
         z_BTD = normalised(self._block.module.get_submodule(name), x_BTD, self._kinds[name].offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from merging.checkpoints.hub import ResolvedModel, resolve
 from merging.checkpoints.lora import AdapterFiles, is_adapter, open_adapter
 from merging.checkpoints.lora_places import Placement
 from merging.checkpoints.lora_roles import outline_of
+from merging.checkpoints.misfits import listed
 from merging.checkpoints.names import NameMap, module_names
 from merging.checkpoints.outline import Outline
 from merging.checkpoints.parts import as_seen
@@ -36,6 +37,7 @@ from merging.contracts.method import Method
 from merging.contracts.models import Models
 from merging.errors import CheckpointError, MergingError, Problem, SpecError
 from merging.layer_settings import LayerSettings
+from merging.output_heads import has_own_head, lacks_output, only_heads_read, output_head
 from merging.preflight import (
     Finding,
     config_findings,
@@ -132,7 +134,10 @@ def _compared(spec: PipelineSpec) -> Opened:
         base_head = _either(backbone.is_head, _task_head(base_at.path, base))
         keeps = _either(backbone.keeps, base_head)
     is_outer = backbone.is_outer if backbone is not None else _no_head
-    axes = vocabulary_axes(model, module_names(model, base.names()) if model else NameMap({}), base)
+    names = module_names(model, base.names()) if model is not None else NameMap({})
+    axes = vocabulary_axes(model, names, base)
+    output = output_head(model, names)
+    places: list[Path] = []
     members: dict[str, Member] = {}
     absent: dict[str, tuple[str, ...]] = {}
     inputs = {"base": _input(spec.base.model, base_at, base, copied=True)}
@@ -174,7 +179,12 @@ def _compared(spec: PipelineSpec) -> Opened:
             is_pooler(name) and keeps(name) for name in source.names()
         ):
             notes.append(f"{label}: the base has no pooler, the expert's is left out: heads read the tokens")
-        fit = _aligned(base, source, model, _either(keeps, is_head), at, axes, is_outer)
+        places.append(place.path)
+        outer = is_outer
+        if lacks_output(place.path, base_at.path):
+            kept |= output if has_own_head(place.path) else frozenset()
+            outer = _either(is_outer, output.__contains__)
+        fit = _aligned(base, source, model, _either(keeps, is_head), at, axes, outer)
         problems += fit.problems
         notes += [*source.notes, *fit.notes, *_without_config(label, place, base_at)]
         kept.update(fit.absent)
@@ -190,6 +200,7 @@ def _compared(spec: PipelineSpec) -> Opened:
         problems += fit.problems
         inputs["merged"] = _input(settings.model, place, source)
         members["merged"] = Member(fit.source, place.path)
+    notes += _read_by_heads(spec, base_at.path, places, backbone, output)
     vocabulary = match_vocabularies(spec.vocabulary, base, base_at.path, members, axes, walks=_walks(spec))
     problems += vocabulary.problems
     folders = {label: given.path for label, given in inputs.items() if label != "base"}
@@ -269,7 +280,10 @@ class _Plain:
             return
         places = [self._base_at, *self._places.values()]
         asked = [list(spec.experts), spec.backbone.model_dump(mode="json"), spec.allow, spec.base.model]
-        asked.append(sorted(_fed(spec)))
+        asked += [
+            sorted(_fed(spec)),
+            only_heads_read(spec, self._base_at.path, [one.path for one in places[1:]]),
+        ]
         self._key = key_of(
             [*asked, sorted(self._adapters), spec.output.form],
             self._base,
@@ -298,6 +312,7 @@ class _Plain:
         backbone = select_backbone(self._base_at.path, spec.backbone)
         if backbone is not None and not type(backbone).__module__.startswith("merging."):
             return None  # of another package, whose code may have changed
+        _read_by_heads(spec, self._base_at.path, [one.path for one in self._places.values()], backbone)
         models = Models(self._base, experts, weights, backbone, frozenset(found.kept))
         _refuse_layers(spec, models)
         heads = {
@@ -327,6 +342,23 @@ class _Plain:
         kept = tuple(sorted(opened.models.kept))
         found = Findings(kept, heads, opened.notes, opened.placements, opened.known, opened.findings)
         remember(self._key, found)
+
+
+def _read_by_heads(
+    spec: PipelineSpec,
+    base: Path,
+    experts: Iterable[Path],
+    backbone: Backbone | None,
+    output: frozenset[str] = frozenset(),
+) -> list[str]:
+    """Where all experts have heads of their own, the base's is not walked; the note that says so."""
+    if backbone is None or not only_heads_read(spec, base, experts):
+        return []
+    backbone.read_by_heads()
+    if not output:
+        return []
+    named = listed(sorted(output))
+    return [f"no expert has the base's output head, which is not run and stays as it is ({named})"]
 
 
 def _refuse_unfit_side_files(spec: PipelineSpec, folder: Path) -> None:

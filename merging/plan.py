@@ -29,6 +29,7 @@ from merging.report.stages import resident
 from merging.room import free_bytes
 from merging.spec import Component, PipelineSpec
 from merging.tracer import Block, blocks_of
+from merging.walkable import stacks_walked
 from merging.want_of_memory import longest
 from merging.working_folder import working_folder
 
@@ -214,7 +215,7 @@ class _Shape:
         self.backbone = backbone = opened.models.backbone
         if backbone is not None:
             self.model = backbone.skeleton()
-            self.blocks = blocks_of(self.model, backbone.stacks(self.model))
+            self.blocks = blocks_of(self.model, stacks_walked(backbone, self.model))
 
     @property
     def stacks(self) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ def reload_check(
     base = opened.models.base
     try:
         source = _reopened(folder, stage, opened)
-        problems = _misfits(source, base)
+        problems = _misfits(source, base, _tied(opened) if is_adapter(folder) else _no_ties)
         example = _example(tasks)
         backbone = opened.models.backbone
         if not problems and example is not None and backbone is not None:
@@ -56,11 +56,30 @@ def _reopened(folder: Path, stage: str, opened: Opened) -> CheckpointSource:
     return LoraSource(opened.models.base, tensors, config, model=opened.outline(), label=stage)
 
 
-def _misfits(source: CheckpointSource, base: CheckpointSource) -> list[Problem]:
-    """Names and shapes that are not the base's."""
+def _no_ties(name: str) -> str | None:
+    return None
+
+
+def _tied(opened: Opened) -> Callable[[str], str | None]:
+    """Name in the model -> the base's tensor that it shares, where one of its other names is stored."""
+    outline = opened.outline()
+    stored = {place: name for name, place in outline.places.items()}
+    return lambda name: next((stored[one] for one in sorted(outline.tied(name)) if one in stored), None)
+
+
+def _misfits(
+    source: CheckpointSource, base: CheckpointSource, tied: Callable[[str], str | None]
+) -> list[Problem]:
+    """Names and shapes that are not the base's. An adapter has tied tensors under all their names: there they
+    must be equal, or the model which is loaded from it would be untied."""
     ours, theirs = set(source.names()), set(base.names())
     problems = [Problem(name, "is missing") for name in sorted(theirs - ours)]
-    problems += [Problem(name, "is no tensor of the base") for name in sorted(ours - theirs)]
+    for name in sorted(ours - theirs):
+        twin = tied(name)
+        if twin is None:
+            problems.append(Problem(name, "is no tensor of the base"))
+        elif not torch.equal(source.read(name), source.read(twin).to(source.spec(name).dtype)):
+            problems.append(Problem(name, f'differs from "{twin}", to which the base ties it'))
     return problems + [
         Problem(name, f"is {tuple(source.spec(name).shape)}, the base has {tuple(base.spec(name).shape)}")
         for name in base.names()

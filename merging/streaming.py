@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from merging.checkpoints.computed import computed_weights
 from merging.checkpoints.parts import Parts
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.backbone import Backbone
@@ -18,7 +19,7 @@ class StreamedModel:
     """The backbone's skeleton, filled from a checkpoint part by part and emptied again.
 
     Weights are cast to `dtype` when loaded; buffers that the checkpoint does not store keep their computed
-    values."""
+    values, and so do parameters that the class computes and does not store."""
 
     def __init__(
         self,
@@ -50,6 +51,11 @@ class StreamedModel:
         lost = [
             name for name in present if name not in self.stored and self.ties.get(name) not in self.stored
         ]
+        for name, made in computed_weights(self.module, lost).items():
+            lost.remove(name)
+            owner, leaf = _owner(self.module, name)
+            placed = made.to(self._device, self._dtype)
+            owner._parameters[leaf] = nn.Parameter(placed, requires_grad=False)
         if lost:
             raise CheckpointError(
                 f"{len(lost)} of {len(present)} parameters of {type(self.module).__name__} are not in the "

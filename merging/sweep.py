@@ -27,7 +27,7 @@ from merging.contracts.method import Progress, silent
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.errors import DataError, NumericalError, TracingError
-from merging.fates import BUFFER, NOT_WALKED, UNSEEN, copied_because, unsolved
+from merging.fates import BUFFER, NOT_WALKED, NOTHING, SEVERAL, UNSEEN, copied_because, unsolved
 from merging.feed_weights import FeedWeights, Stacked, answers, outputs, outputs_of
 from merging.forwards import Forwards
 from merging.lean import lean_
@@ -41,6 +41,7 @@ from merging.solved_blocks import Solved, SolvedBlocks
 from merging.stem import Tried
 from merging.streaming import StreamedModel
 from merging.tracer import Block, BlockTracer, Feed, Layout, blocks_of, is_transposed
+from merging.walkable import look, refuse_unwalkable_stacks
 
 
 @dataclass
@@ -111,8 +112,10 @@ class Sweep:
         self._expert_blocks = blocks_of(self.expert.module, stacks)
         if not self.blocks:
             raise TracingError(f"{type(self.student.module).__name__} has no list of blocks to walk")
+        refuse_unwalkable_stacks(self.backbone, every, self._batches[self._seeing[stacks[0]][0]][0])
         unreached = [stack for stack in every if not self._seeing[stack]]
-        self._unsolved = unsolved(rule, self.student.module, every, unreached)
+        self._seen = look(self.backbone, every) or NOTHING
+        self._unsolved = unsolved(rule, self.student.module, every, unreached, self._seen)
         self._forwards = {
             task: Forwards(self.backbone, batches, device) for task, batches in self._batches.items()
         }
@@ -230,6 +233,10 @@ class Sweep:
                 layout = self._tracers["expert", task].layout(index, 0)
         else:
             layout = self._tracers["student", task].layout(index, 0)
+        for linear in layout.several:  # of a block that is not like its stack's others
+            for leaf in runs.module.get_submodule(linear)._parameters:
+                self._unsolved[f"{runs.name}.{linear}.{leaf}"] = SEVERAL
+        layout = layout.without(self._seen.fixed.get(runs.stack, ()))
         weights = TokenWeights(self.backbone, self._batches[task][0], runs, self.rule.reads_out)
         feeds = tuple(
             alike
@@ -305,11 +312,14 @@ class Sweep:
                 seen.add(name)
                 scale_D, shift_D = self._weights.norm(self.models.experts[task], block, name, kinds[name])
                 self.rule.add_norm(norm, scale_D, shift_D, norm_moments[name])
+            give_back()  # what lies free between arrays of one task is not what the next one needs
         self._pool.clear()
         give_back()
         found: dict[str, Tensor] = {}
         for place, feed in enumerate(feeds):
             equations = systems.pop(feed)
+            if feed.features >= _WIDE:
+                give_back()
             if feed in seen:
                 found.update(self._solved_by(self._ranks.owner(place), block, feed, equations))
         for name, norm in affine.items():
@@ -447,6 +457,9 @@ class Sweep:
             return copied
         inside = self.student.inside.get(name)
         return NOT_WALKED if inside is None else self._unsolved.get(inside, BUFFER) or UNSEEN
+
+
+_WIDE = 2048  # features of a feed whose solve is the peak of a run
 
 
 def _step(block: Block, feed: Feed) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from merging.backbones.padding import moving_problem
 from merging.checkpoints.folder import config as read_config
 from merging.components import calibrators, strategies
 from merging.contracts.layer_rule import LayerRule
@@ -103,12 +104,14 @@ class _TaskOpening:
             self.problems.append(Problem(where, what, remedy))
 
     def _try_inputs(self, examples: Examples, where: str, *, reads: bool) -> None:
-        """Refuse inputs that the model's forward names and cannot use, and padding where heads read; `reads`:
-        whether anything reads features of these examples."""
+        """Refuse inputs that the model's forward names and cannot use, padding that moves texts, and padding
+        where heads read; `reads`: whether anything reads features of these examples."""
         backbone = self._opened.models.backbone
         assert backbone is not None
         if what := odd_input_problem(backbone, examples.batches()[0]):
             self.problems.append(Problem(where, what, "Leave it out of the file."))
+        elif found := moving_problem(backbone, examples):
+            self.problems.append(Problem(where, found.what, found.remedy))
         elif reads and (what := padding_problem(backbone, examples)):
             remedy = 'Pad texts at their end; "text" data is padded so.'
             self.problems.append(Problem(where, what, remedy))
@@ -129,8 +132,18 @@ class _TaskOpening:
                 refuse_misfit(name, head, self._width)
                 self._refuse_pooled(name, head)
         except DataError as error:
-            return [Problem(f"tasks.{name}.head", error.message, error.remedy)]
+            return [Problem(f"tasks.{name}.head", error.message, self._head_remedy() or error.remedy)]
         return []
+
+    def _head_remedy(self) -> str:
+        """What to do where the model answers with its own output head, which an expert or a metric needs."""
+        asked = getattr(self._outline, "get_output_embeddings", lambda: None)
+        if asked() is None:
+            return ""
+        return (
+            "The base is run as a language model here, for an expert or a metric that needs its output head: "
+            "merge the classifiers in a run of their own, or leave out this task's test and head."
+        )
 
     @cached_property
     def _width(self) -> int | None:

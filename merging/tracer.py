@@ -6,7 +6,8 @@ Shape letters: B examples, T tokens, D features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
@@ -53,12 +54,21 @@ class Layout(NamedTuple):
 
     feeds: tuple[Feed, ...]
     norms: tuple[str, ...]
-    order: tuple[str, ...] = ()  # all linears and norms as they run; empty where one runs more than once
+    order: tuple[str, ...] = ()  # linears and norms that run once, as they run
     untouched: frozenset[str] = frozenset()  # linears and norms whose input the block leaves as it was
+    several: frozenset[str] = frozenset()  # linears that run more than once, which have no feed
+
+    def without(self, linears: Container[str]) -> Layout:
+        """The same with no feed for these linears."""
+        left = ([name for name in feed.linears if name not in linears] for feed in self.feeds)
+        feeds = zip(self.feeds, left, strict=True)
+        return self._replace(feeds=tuple(feed._replace(linears=tuple(some)) for feed, some in feeds if some))
 
     def last_of(self, names: Iterable[str]) -> str | None:
         """The one that runs last; None where that is not known."""
         wanted = set(names)
+        if not wanted <= set(self.order):
+            return None
         return next((name for name in reversed(self.order) if name in wanted), None)
 
 
@@ -172,7 +182,7 @@ class BlockTracer(ActivationTracer):
 
         with ExitStack() as restore, torch.no_grad():
             self._answer(restore, block, batch)
-            _replace_forward(restore, wanted.module, hand_over)
+            answering(restore, wanted.module, hand_over)
             found: Call | None = None
             try:
                 self.model(**(self.batches[batch] if inputs is None else inputs))
@@ -233,7 +243,8 @@ class BlockTracer(ActivationTracer):
 
     def layout(self, block: int, batch: int) -> Layout:
         """Feeds and norms of a block, found by running it once: linears that are handed the same tensor share
-        a feed."""
+        a feed. One that runs several times has several inputs, not all of them tokens of the batch (DeBERTa
+        v3 puts its relative positions through q and k): it is in no feed."""
         module = self.blocks[block].module
         seen: list[tuple[str, Tensor, int]] = []
         names = [
@@ -248,32 +259,32 @@ class BlockTracer(ActivationTracer):
         feeds: dict[object, list[str]] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         norms: list[str] = []
+        ran = Counter(name for name, _, _ in seen)
         for name, x, version in seen:
             shapes[name] = tuple(x.shape)
             if not is_linear(module.get_submodule(name)):
                 norms.append(name)
-            else:
+            elif ran[name] == 1:
                 same = x.data_ptr() if x.numel() else id(x)  # no tokens, no address
                 feeds.setdefault((same, x.shape, x.stride(), version), []).append(name)
         found = [
-            Feed(tuple(dict.fromkeys(linears)), shapes[linears[0]][-1], shapes[linears[0]][:-1])
+            Feed(tuple(linears), shapes[linears[0]][-1], shapes[linears[0]][:-1])
             for linears in feeds.values()
         ]
-        order = tuple(name for name, _, _ in seen)
         touched = {name for name, x, version in seen if x._version != version}
-        once = len(set(order)) == len(order)
         return Layout(
             tuple(found),
             tuple(dict.fromkeys(norms)),
-            order if once else (),
+            tuple(name for name, _, _ in seen if ran[name] == 1),
             frozenset(shapes) - touched,
+            frozenset(name for name in ran if ran[name] > 1 and is_linear(module.get_submodule(name))),
         )
 
     def _answer(self, restore: ExitStack, finished: int, batch: int) -> None:
         given: dict[str, _Given] = {}  # stack -> what its blocks answer in this forward
         for block in self.blocks[:finished]:
             answer = partial(self._latest, given, block.stack, batch)
-            _replace_forward(restore, block.module, answer)
+            answering(restore, block.module, answer)
 
     def _latest(self, given: dict[str, _Given], stack: str, batch: int, *_: Any, **__: Any) -> Any:
         """What a finished block answers; asked only of stacks that the batch reaches. One copy serves all
@@ -331,11 +342,23 @@ def hollow(backbone: Backbone) -> nn.Module:
     return model
 
 
+def stir_(model: nn.Module, names: Iterable[str]) -> None:
+    """Noise, which takes no memory either, for these parameters of a hollow model: neighbours along any axis
+    share it, so that one is the other moved by one."""
+    for number, name in enumerate(names):
+        path, _, leaf = name.rpartition(".")
+        parameter = model.get_parameter(name)
+        noise = torch.randn(sum(parameter.shape) + 1, generator=torch.Generator().manual_seed(number))
+        stirred = torch.as_strided(noise, parameter.shape, [1] * parameter.ndim)
+        model.get_submodule(path)._parameters[leaf] = nn.Parameter(stirred, requires_grad=False)
+
+
 def blocks_of(model: nn.Module, stacks: Sequence[str]) -> tuple[Block, ...]:
     """All blocks of the named stacks, in forward order."""
     found = []
     for stack in stacks:
-        modules = list(model.get_submodule(stack).children())
+        # not children(), which passes over a module that is there a second time
+        modules = [one for one in model.get_submodule(stack)._modules.values() if one is not None]
         for index, module in enumerate(modules):
             found.append(Block(stack, f"{stack}.{index}", module, last=index == len(modules) - 1))
     return tuple(found)
@@ -369,7 +392,7 @@ def _has_only_weight_and_bias(module: nn.Module, *, dimensions: int) -> bool:
     return weight is not None and weight.ndim == dimensions and parameters.keys() <= {"weight", "bias"}
 
 
-def _replace_forward(restore: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:
+def answering(restore: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:
     """Until `restore` unwinds, `module` answers with `forward`; an earlier instance attribute comes back."""
     had, before = "forward" in module.__dict__, module.__dict__.get("forward")
 

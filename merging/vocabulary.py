@@ -136,6 +136,12 @@ class _Matching:
                 about = dict(theirs.added.get(text, {"content": text}))
                 new = self.matched.new.setdefault(text, {**about, "id": tokens.stop + len(self.matched.new)})
                 owners.setdefault(new["id"], {})[task] = theirs.ids[text]
+        short = {name: self._stop(name, tokens.stop + len(owners)) for name in self.axes}
+        if lost := {name: rows for name, rows in short.items() if rows <= max(owners, default=-1)}:
+            name, rows = next(iter(lost.items()))
+            what = f'"union" needs a row of each token, and {name} ends at {rows} of {self.height}: its rows '
+            what += "are for the first tokens alone"
+            self.matched.problems.append(Problem("base", what, 'Use "vocabulary": "base" or "backbone".'))
         if owners and not (self.folder / TOKENIZER).is_file():
             what = f'"union" adds {len(owners)} tokens to {TOKENIZER}, which {self.folder} does not have'
             self.matched.problems.append(Problem("base", what, SAVE))
@@ -144,8 +150,9 @@ class _Matching:
     def _with_rows(self, task: str, new: Mapping[str, int]) -> list[str]:
         """Those of the expert's own tokens that have a row; one in some of its tensors only is a problem."""
         source, matched = self.experts[task].source, self.matched
+        stored = set(source.names())
         heights = {
-            name: source.spec(name).shape[axis] for name, axis in self.axes.items() if name in source.names()
+            name: source.spec(name).shape[axis] if name in stored else 0 for name, axis in self.axes.items()
         }
         nowhere = [text for text, at in new.items() if at >= max(heights.values())]
         if nowhere:
@@ -169,7 +176,7 @@ class _Matching:
             for at, one in owners.items()
         }
         return {
-            name: Rows(index_V, mean_of(name, places, weights, axis), axis)
+            name: Rows(index_V[: self._stop(name, rows)], mean_of(name, places, weights, axis), axis)
             for name, axis in self.axes.items()
         }
 
@@ -190,11 +197,17 @@ class _Matching:
             index_V[here] = there
         return index_V
 
+    def _stop(self, name: str, rows: int) -> int:
+        """Rows of that tensor in a result with so many of the input embedding: a shorter one stays so."""
+        own = self.base.spec(name).shape[self.axes[name]]
+        return rows if own >= self.height else own
+
     def _matched(self, source: CheckpointSource, index_V: Tensor) -> CheckpointSource:
         stored = set(source.names())
         rows = {}
         for name, axis in self.axes.items():
             if name in stored:
-                inside_V = index_V.where(index_V < source.spec(name).shape[axis], torch.tensor(-1))
+                own_V = index_V[: self._stop(name, len(index_V))]
+                inside_V = own_V.where(own_V < source.spec(name).shape[axis], torch.tensor(-1))
                 rows[name] = Rows(inside_V, rows_of(self.matched.base, name, axis), axis)
         return MatchedSource(source, rows)

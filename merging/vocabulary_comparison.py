@@ -72,7 +72,7 @@ class Comparison:
         axes: Mapping[str, int],
         walks: bool,
     ) -> None:
-        self.policy, self.experts, self.axes, self.walks = policy, experts, axes, walks
+        self.policy, self.base, self.experts, self.axes, self.walks = policy, base, experts, axes, walks
         self.height = 0
         self.height = self.height_of(base)
         self.tokens = read_vocabulary(folder)
@@ -96,6 +96,15 @@ class Comparison:
         name = next((name for name in self.axes if name in stored), None)
         return self.height if name is None else source.spec(name).shape[self.axes[name]]
 
+    def _other_height(self, source: CheckpointSource) -> str:
+        """The first table of tokens that has other rows than the base's; empty if there is none."""
+        stored = set(source.names())
+        ours = {name: self._rows(self.base, name) for name in self.axes if name in stored}
+        return next((name for name, rows in ours.items() if self._rows(source, name) != rows), "")
+
+    def _rows(self, source: CheckpointSource, name: str) -> int:
+        return source.spec(name).shape[self.axes[name]] if name else 0
+
     def _look_at_base(self) -> None:
         tokens = self.tokens
         if tokens is None:
@@ -118,11 +127,12 @@ class Comparison:
         theirs = self.theirs[task] = read_vocabulary(member.folder)
         if theirs is not None:
             self.files[task] = theirs.files
-        height = self.height_of(member.source)
-        sizes = f"{next(iter(self.axes))} has {height} rows, the base's {self.height}"
+        other = self._other_height(member.source)
+        sizes = f"{other} has {self._rows(member.source, other)} rows, "
+        sizes += f"the base's {self._rows(self.base, other)}"
         found: Difference | None = None
         if ours is None or theirs is None:
-            if height == self.height:
+            if not other:
                 self._note_unseen(member, theirs)
                 return
             lacking = "the base has" if ours is None else f"{member.source.label} has"
@@ -131,7 +141,7 @@ class Comparison:
             self.unknown.append(task)
         elif same_pieces(ours, theirs):
             self.theirs[task] = ours
-            if height == self.height:
+            if not other:
                 return
             said = f"{sizes} (the tokenizers are the same)"
             if not ours.ids:
@@ -142,9 +152,9 @@ class Comparison:
             self.unknown.append(task)
         else:
             found = difference(ours, theirs)
-            if not found and height == self.height:
+            if not found and not other:
                 return
-            said = str(found) if height == self.height else f"{found}; {sizes}"
+            said = f"{found}; {sizes}" if other else str(found)
         self.different.append(task)
         self._judge(task, said, found)
 

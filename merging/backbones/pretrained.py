@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from merging.checkpoints.vocabularies import CONFIG_KEYS
 from merging.contracts.backbone import Backbone, Batch
 from merging.errors import CheckpointError, DataError, TracingError
 from merging.libraries import reading_with
@@ -33,6 +35,8 @@ class TransformersBackbone(Backbone):
         "decode_head.*",
     )
     _outline: nn.Module | None = None  # a skeleton kept to ask for names
+    _passed_over: Mapping[str, str] = MappingProxyType({})  # stack that cannot be walked -> why
+    _is_bare = False  # whether the output head is left away
 
     def architecture(self) -> str:
         names = getattr(self.config, "architectures", None) or ()
@@ -61,10 +65,23 @@ class TransformersBackbone(Backbone):
 
     def skeleton(self) -> nn.Module:
         """Without a text classifier: heads are kept per task and read what the backbone gives."""
+        from merging.backbones.routed_experts import fused_experts, split_experts_
+
+        model = self.whole()
+        fused = fused_experts(model)
+        if fused and not self._stores_experts_fused:
+            split_experts_(model, fused)
+        model.eval()
+        model.requires_grad_(False)
+        if not self._is_bare and not self.architecture().endswith("ForSequenceClassification"):
+            return model
+        inner: nn.Module = model.base_model  # type: ignore[assignment]
+        return inner
+
+    def whole(self) -> nn.Module:
+        """The class that the config names as from_pretrained makes it, its head too, without weights."""
         from accelerate import init_empty_weights
         from transformers.initialization import no_init_weights
-
-        from merging.backbones.routed_experts import fused_experts, split_experts_
 
         made = self.model_class()
         where = self.folder or "the base"
@@ -75,26 +92,36 @@ class TransformersBackbone(Backbone):
             init_empty_weights(include_buffers=False),
         ):
             model: nn.Module = made(self.model_config(), **self._options(made))
-        fused = fused_experts(model)
-        if fused and not self._stores_experts_fused:
-            split_experts_(model, fused)
-        model.eval()
-        model.requires_grad_(False)
-        if not self.architecture().endswith("ForSequenceClassification"):
-            return model
-        inner: nn.Module = model.base_model  # type: ignore[assignment]
-        return inner
+        return model
 
     def _options(self, made: Any) -> dict[str, Any]:
         """Without the pooler where the class makes one by default and the checkpoint stores none."""
         takes = "add_pooling_layer" in inspect.signature(made.__init__).parameters
         return {"add_pooling_layer": False} if takes and self._lacks_pooler else {}
 
-    @property
+    @cached_property
     def _lacks_pooler(self) -> bool:
-        return bool(self._stored) and not any(is_pooler(name) for name in self._stored)
+        """A pooler without weights (Swin's mean) is nothing that a checkpoint could lack."""
+        if not self._stored or any(is_pooler(name) for name in self._stored):
+            return False
+        from accelerate import init_empty_weights
+        from transformers.initialization import no_init_weights
+
+        with no_init_weights(), init_empty_weights(include_buffers=False):
+            model: nn.Module = self.model_class()(self.model_config())
+        return any(is_pooler(name) for name, _ in model.named_parameters())
 
     def remarks(self) -> tuple[str, ...]:
+        return (*self._remarks_on_pooler(), *self._remarks_on_stacks())
+
+    def _remarks_on_stacks(self) -> tuple[str, ...]:
+        """Of stacks that are passed over where others can be walked."""
+        return tuple(
+            f"the blocks of {stack} cannot be walked, and are only merged by methods that walk: {why}"
+            for stack, why in self._passed_over.items()
+        )
+
+    def _remarks_on_pooler(self) -> tuple[str, ...]:
         if "add_pooling_layer" not in inspect.signature(self.model_class().__init__).parameters:
             return ()
         if not self._lacks_pooler:
@@ -131,15 +158,21 @@ class TransformersBackbone(Backbone):
 
     def resize_vocabulary(self, before: int, now: int) -> None:
         for config in (self.config, self.config.get_text_config()):
-            if getattr(config, "vocab_size", None) == before:
-                config.vocab_size = now
+            for key in CONFIG_KEYS:
+                if getattr(config, key, None) == before:
+                    setattr(config, key, now)
         self._outline = None
 
+    def read_by_heads(self) -> None:
+        self._is_bare, self._outline = True, None
+
     def stacks(self, model: nn.Module) -> tuple[str, ...]:
-        """Outermost ModuleLists of two or more children of one class (or one child) that hold linears."""
+        """Outermost ModuleLists of two or more children of one class (or one child) that hold linears, and
+        whose blocks run once each, in order."""
         from torch import nn
 
         from merging.tracer import is_linear
+        from merging.walkable import look
 
         found: list[str] = []
         for name, module in model.named_modules():
@@ -147,6 +180,8 @@ class TransformersBackbone(Backbone):
             if inside or not isinstance(module, nn.ModuleList) or not len(module):
                 continue
             alike = len({type(child) for child in module}) == 1
+            if alike and isinstance(module[0], nn.ModuleList):  # lists of lists: the inner ones are run
+                continue
             parts = (part for child in module for part in child.modules() if part is not child)
             if alike and any(is_linear(part) for part in parts):
                 found.append(name)
@@ -155,7 +190,19 @@ class TransformersBackbone(Backbone):
                 f"{type(model).__name__} has no list of like blocks",
                 remedy="Merge it with a tensor-wise rule, or write a backbone that names its stacks.",
             )
-        return tuple(found)
+        seen = look(self, found)
+        if seen is None:
+            return tuple(found)
+        walked = [stack for stack in found if stack not in seen.faults]
+        if not walked:
+            told = "; ".join(f"in {stack}, {why}" for stack, why in seen.faults.items())
+            raise TracingError(
+                f"{type(model).__name__} has no list of blocks that run once each, in order: {told}",
+                remedy="Merge it with a rule that needs no data.",
+            )
+        self._passed_over = seen.faults
+        later = iter([stack for stack in seen.reached if stack in walked])
+        return tuple(next(later) if stack in seen.reached else stack for stack in walked)
 
     def forward_kwargs(self, batch: Batch) -> dict[str, Any]:
         import torch
@@ -189,14 +236,19 @@ class TransformersBackbone(Backbone):
         wanted = self.model_class().main_input_name
         if wanted == "pixel_values":
             config = self.model_config()
+            if not hasattr(config, "image_size"):
+                return super().example()
             size, channels = config.image_size, getattr(config, "num_channels", 3)
             height, width = size if isinstance(size, (list, tuple)) else (size, size)
             return {"pixel_values": torch.zeros(1, channels, height, width)}
         ids = torch.zeros(1, 8, dtype=torch.long)
         decoder = {"decoder_input_ids": ids[:, :4]} if self._has_decoder else {}
-        if wanted == "input_features":  # a spectrogram of the one length that the positions allow
+        if wanted == "input_features" and hasattr(self.config, "max_source_positions"):
+            # a spectrogram of the one length that the positions allow
             frames = 2 * self.config.max_source_positions
             return {wanted: torch.zeros(1, self.config.num_mel_bins, frames), **decoder}
+        if wanted == "input_values":  # a second of sound
+            return {wanted: torch.zeros(1, 16_000)}
         return {wanted: ids, **decoder} if wanted == "input_ids" else super().example()
 
     def token_weights(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
+_WHOLE = re.compile(r"For[A-Z]|LMHead|WithLMHead|MTModel")  # LlamaForCausalLM, GPT2LMHeadModel, MarianMTModel
 _TASKS = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -22,6 +24,22 @@ _TASKS = (
 )
 
 
+def is_of_a_task(architecture: str | None) -> bool:
+    """Whether the class answers one task, and so has a head that no other task's model shares."""
+    return bool(architecture) and str(architecture).endswith(_TASKS)
+
+
+def has_output(architecture: str | None) -> bool:
+    """Whether the class has an output head that is of no one task, as language models have."""
+    return bool(_WHOLE.search(architecture or "")) and not is_of_a_task(architecture)
+
+
+def is_backbone_of(architecture: str | None, whole: str) -> bool:
+    """Whether the class is that other one without its head, as LlamaModel is LlamaForCausalLM's."""
+    stem = (architecture or "").removesuffix("Model")
+    return stem != architecture and whole.startswith(stem) and bool(_WHOLE.match(whole, len(stem)))
+
+
 def head_of(architecture: str | None, names: Iterable[str]) -> Callable[[str], bool]:
     """Whether a tensor belongs to the head: all that a class for one task holds beside its backbone.
 
@@ -35,10 +53,10 @@ def head_of(architecture: str | None, names: Iterable[str]) -> Callable[[str], b
 
 
 def _prefix(architecture: str | None) -> str:
-    if not architecture or not architecture.endswith(_TASKS):
+    if not is_of_a_task(architecture):
         return ""
     import transformers
 
-    found = getattr(transformers, architecture, None)
+    found = getattr(transformers, str(architecture), None)
     prefix = getattr(found, "base_model_prefix", "")
     return f"{prefix}." if prefix else ""

@@ -92,6 +92,11 @@ def sorted_keys(names: Iterable[str], label: str) -> Keys:
     return keys
 
 
+def beside_factors(key: str) -> bool:
+    """Whether a tensor of the file is that of an adapted layer itself, as PEFT stores embeddings."""
+    return bool(_LAYER.search(key))
+
+
 def _repeated(label: str, name: str, other: str, place: str) -> list[Problem]:
     if name == other:
         return []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from merging.checkpoints.lora_config import FOLD, LoraConfig
-from merging.checkpoints.lora_keys import Keys, Target
+from merging.checkpoints.lora_keys import Keys, Target, beside_factors
 from merging.checkpoints.lora_lost import refuse_lost
 from merging.checkpoints.names import module_names
 from merging.checkpoints.outline import Kind, Outline
@@ -193,9 +193,13 @@ def _refuse_lost(lost: list[Target], keys: Keys, base: CheckpointSource, label: 
 
 
 def _refuse_untied(keys: Keys, label: str, places: _Places) -> None:
-    """One of two tied tensors that was trained alone: PEFT leaves the other as it was."""
+    """One of two tied tensors that was trained alone: PEFT leaves the other as it was.
+
+    What is stored beside factors replaces the tensor that both share, and so both."""
     saved = {places.place(name) for name in keys.whole}
-    for name in keys.whole:
+    for name, key in keys.whole.items():
+        if beside_factors(key):
+            continue
         others = [other for other in places.ties(name) if other not in saved]
         if others:
             raise CheckpointError(
@@ -264,7 +268,7 @@ def _is_transposed(
     if target.embedding:
         return True
     kind = places.kind(name)
-    if kind in ("linear", "outputs first"):
+    if kind in ("linear", "expert", "outputs first"):
         return False
     if kind == "conv1d":
         return True

@@ -16,10 +16,12 @@ Role = Literal["factors", "bias", "whole"]
 
 
 def outline_of(folder: Path, stored: Iterable[str]) -> Outline:
-    """Of the model class that the base's config names, and these tensors. Raises SpecError without one."""
+    """Of the model class that the base's config names, for which adapters are loaded, its head too, and these
+    tensors. Raises SpecError without one."""
     from merging.backbones.transformers import AnyTransformers
     from merging.checkpoints.config_bounds import refuse_unbounded
     from merging.checkpoints.folder import config as read_config
+    from merging.checkpoints.lora_experts import outline_for_peft
 
     found = read_config(folder)
     if found is None or "model_type" not in found:
@@ -33,7 +35,7 @@ def outline_of(folder: Path, stored: Iterable[str]) -> Outline:
     refuse_unbounded(place / "config.json", found, folder)
     with reading_with(CheckpointError, f"the config of {place} cannot be used"):
         config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    return Outline.of(AnyTransformers(config, folder=folder).skeleton(), stored)
+    return outline_for_peft(AnyTransformers(config, folder=folder).whole(), stored)
 
 
 class Roles:
@@ -51,9 +53,26 @@ class Roles:
             return None
         owner, _, leaf = place.rpartition(".")
         tied = len(self._outline.tied(place)) > 1
-        if leaf == "weight" and not tied and self._modules[owner] in ("linear", "conv1d"):
+        if leaf == "weight" and not tied and self._modules[owner] in ("linear", "conv1d", "expert"):
             return "factors"
         return "bias" if leaf == "bias" else "whole"
+
+    def unsaid(self, name: str) -> str:
+        """Why a tensor that has changed has no role."""
+        if name in self._outline.fused:
+            return (
+                "has changed, and is a part of a larger tensor in the model that the config names, of which "
+                "PEFT takes no factors for parts"
+            )
+        return "has changed and has no place in the model that the config names"
+
+    def stacked(self, factored: Iterable[str]) -> list[str]:
+        """All experts' linears that lie in one stack with some of these: PEFT fills stacks whole."""
+        owners = {_stack(self.module(name)) for name in factored if self._is_expert(name)}
+        return [name for name in self.places if self._is_expert(name) and _stack(self.module(name)) in owners]
+
+    def _is_expert(self, name: str) -> bool:
+        return self._modules.get(self.module(name)) == "expert" and name.endswith(".weight")
 
     def transposed(self, name: str) -> bool:
         """Whether inputs come first, as in GPT-2."""
@@ -121,20 +140,28 @@ class Roles:
         return listed
 
 
+def _stack(module: str) -> str:
+    """`mlp.experts` of `mlp.experts.3.up_proj`."""
+    return module.rsplit(".", 2)[0]
+
+
 def adapter_config(
     outline: Outline,
     ranks: Mapping[str, int],
     targets: list[str] | str,
     saved: list[str],
     *,
+    rank: int | None,
     biases: bool,
     transposed: bool,
     base_name: str,
     revision: str | None,
 ) -> dict[str, Any]:
-    """adapter_config.json. `ranks` by module; alpha equals the rank everywhere, so that the scale is 1."""
+    """adapter_config.json. `ranks` by module; alpha equals the rank everywhere, so that the scale is 1.
+    `rank`: the adapter's own, from which patterns differ; None: the most frequent."""
     values = list(ranks.values())
-    rank = max(set(values), key=lambda value: (values.count(value), value)) if values else 1
+    if rank is None:
+        rank = max(set(values), key=lambda value: (values.count(value), value)) if values else 1
     others = {f"^{re.escape(module)}": found for module, found in sorted(ranks.items()) if found != rank}
     return {
         "auto_mapping": {"base_model_class": outline.name, "parent_library": outline.library},

@@ -28,6 +28,7 @@ from merging.checkpoints.source import CheckpointSource
 from merging.errors import CheckpointError, OutputError, Problem
 from merging.low_rank import LowRank, norm, shortened, shortened_product
 
+_SHOWN = 10  # tensors of which it is told that they cannot be said
 NOISE = 1e-5  # of a change's largest singular value: what an exact rank leaves out
 
 
@@ -143,12 +144,7 @@ class LoraSink(CheckpointSink):
             ]
             if lost:
                 raise CheckpointError(f"{len(lost)} tensors were not written in full; first: {lost[0]}")
-            if self._problems:
-                raise CheckpointError(
-                    "the merged model cannot be said as an adapter on the base",
-                    problems=self._problems,
-                    remedy='Give a rank as a number, or use "form": "model".',
-                )
+            self._refuse_unsaid()
             self._write_files()
             self.check(self._partial.content)
             self.notes += self._partial.publish()
@@ -167,9 +163,7 @@ class LoraSink(CheckpointSink):
             return
         role = self._roles.of(name)
         if role is None:
-            self._problems.append(
-                Problem(name, "has changed and has no place in the model that the config names")
-            )
+            self._problems.append(Problem(name, self._roles.unsaid(name)))
         elif role == "factors":
             self._factor(name, tensor_S.double() - base_S.double())
         else:
@@ -208,13 +202,46 @@ class LoraSink(CheckpointSink):
             change, lost = float(delta.norm()), float((delta - kept.product()).norm())
         self._squares[name] = (change**2, lost**2)
 
+    def _refuse_unsaid(self) -> None:
+        problems = self._problems[:_SHOWN]
+        if not problems:
+            return
+        if len(self._problems) > len(problems):
+            problems.append(Problem("", f"and {len(self._problems) - len(problems)} more"))
+        raise CheckpointError(
+            "the merged model cannot be said as an adapter on the base",
+            problems=problems,
+            remedy='Give a rank as a number, or use "form": "model".'
+            if self._shortest is None
+            else 'Use "form": "model".',
+        )
+
+    def _evened(self) -> tuple[dict[str, LowRank], int | None]:
+        """The factors, those of experts filled up with zeros to one rank, which PEFT takes from the config;
+        and that rank. Experts beside them that did not change get zeros."""
+        stacked = self._roles.stacked(self._factors)
+        rank = max((self._factors[name].rank for name in stacked if name in self._factors), default=None)
+        if rank is None:
+            return self._factors, None
+        factors = dict(self._factors)
+        for name in stacked:
+            rows, columns = self._base.spec(name).shape
+            left_OR, right_RI = (
+                torch.zeros(size, dtype=self._dtype) for size in ((rows, rank), (rank, columns))
+            )
+            if (found := factors.get(name)) is not None:
+                left_OR[:, : found.rank], right_RI[: found.rank] = found.left_OR, found.right_RI
+            factors[name] = LowRank(left_OR, right_RI)
+        return factors, rank
+
     def _write_files(self) -> None:
         roles = self._roles
         whole = [name for name in self._whole if roles.of(name) == "whole"]
-        saved = roles.saved(whole, self._factors)
+        factors, stacked_rank = self._evened()
+        saved = roles.saved(whole, factors)
         inside = {place for places in saved.values() for place in places}
         tensors: dict[str, Tensor] = {}
-        for name, term in self._factors.items():
+        for name, term in factors.items():
             tensors[f"{PREFIX}{roles.module(name)}.lora_A.weight"] = term.right_RI
             tensors[f"{PREFIX}{roles.module(name)}.lora_B.weight"] = term.left_OR
         for place in sorted(inside):
@@ -225,17 +252,18 @@ class LoraSink(CheckpointSink):
         biases = [
             name for name in self._whole if roles.of(name) == "bias" and roles.places[name] not in inside
         ]
-        adapted = {roles.module(name) for name in self._factors}
+        adapted = {roles.module(name) for name in factors}
         for name in biases:
             layer = ".base_layer" if roles.module(name) in adapted else ""
             tensors[f"{PREFIX}{roles.module(name)}{layer}.bias"] = self._whole[name]
         config = adapter_config(
             self._outline,
-            {roles.module(name): term.rank for name, term in self._factors.items()},
+            {roles.module(name): term.rank for name, term in factors.items()},
             roles.targets(adapted),
             roles.listed(saved),
+            rank=stacked_rank,
             biases=bool(biases),
-            transposed=bool(self._factors) and all(map(roles.transposed, self._factors)),
+            transposed=bool(factors) and all(map(roles.transposed, factors)),
             **self._named,  # type: ignore[arg-type]
         )
         self._texts[CONFIG] = json.dumps(config, indent=2, sort_keys=True) + "\n"

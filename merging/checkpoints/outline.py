@@ -13,14 +13,15 @@ from torch import nn
 
 from merging.checkpoints.names import module_names, tie_group
 
-Kind = Literal["linear", "conv1d", "outputs first", "other"]
-"""Of a module: conv1d is GPT-2's linear, whose weight has the inputs first; outputs are first in what derives
-from linears, and in fused attention."""
+Kind = Literal["linear", "conv1d", "expert", "outputs first", "other"]
+"""Of a module: conv1d is GPT-2's linear, whose weight has the inputs first; an expert's linear is a part of a
+stack in the model class; outputs are first in what derives from linears, and in fused attention."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """`places`: stored name -> name in the module. `ties`: name in the module -> the one it shares."""
+    """`places`: stored name -> name in the module. `ties`: name in the module -> the one it shares. `fused`:
+    stored names that the module holds as parts of other tensors."""
 
     name: str
     library: str
@@ -28,6 +29,7 @@ class Outline:
     state: tuple[str, ...]
     places: Mapping[str, str]
     ties: Mapping[str, str]
+    fused: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: nn.Module, stored: Iterable[str]) -> Outline:
@@ -39,6 +41,7 @@ class Outline:
             tuple(model.state_dict()),
             dict(found.renamed),
             dict(found.ties),
+            tuple(found.converted),
         )
 
     def tensors(self, module: str) -> list[str]:

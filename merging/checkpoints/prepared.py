@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from merging.checkpoints.side_files import side_files
-from merging.checkpoints.vocabularies import ADDED, SETTINGS, TOKENIZER
+from merging.checkpoints.vocabularies import ADDED, CONFIG_KEYS, SETTINGS, TOKENIZER
 from merging.checkpoints.weight_files import refuse_outside
 from merging.errors import CheckpointError
 
@@ -71,16 +71,17 @@ class PreparedFolder:
 
 
 def _resized(config: dict[str, Any], before: int, now: int) -> dict[str, Any]:
-    """`vocab_size`, wherever the config has the old one; at its top if it is nowhere."""
+    """`vocab_size`, and that of layers' own tables, wherever the config has the old one; at its top if it is
+    nowhere."""
     found = False
 
     def changed(part: Any) -> Any:
         nonlocal found
         if not isinstance(part, dict):
             return part
-        if part.get("vocab_size") == before:
-            found = True
-            part = {**part, "vocab_size": now}
+        grown = {key: now for key in CONFIG_KEYS if part.get(key) == before}
+        found |= "vocab_size" in grown
+        part = {**part, **grown}
         return {key: changed(one) for key, one in part.items()}
 
     result: dict[str, Any] = changed(config)

@@ -13,6 +13,7 @@ from merging.errors import CheckpointError
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 ADDED = "added_tokens.json"
+CONFIG_KEYS = ("vocab_size", "vocab_size_per_layer_input")  # how many tokens a model has, by its config
 _PIECES = ("tokenizer.model", "spiece.model", "spm.model", "sentencepiece.bpe.model", "tekken.json")
 _SHOWN = 3  # examples of each kind of difference
 

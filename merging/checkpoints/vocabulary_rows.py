@@ -5,7 +5,7 @@ Shape letters: V rows of the result's vocabulary, K rows asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _GAP = 64  # rows that are read along with those wanted, rather than opening the file again
 _LEAVES = ("embed_tokens", "shared", "wte", "word_embeddings", "token_embedding", "lm_head", "embed_out")
+_INPUT, _PER_LAYER = "get_input_embeddings", "get_per_layer_input_embeddings"  # what model classes are asked
 
 
 @dataclass(frozen=True)
@@ -178,48 +179,79 @@ class PinnedSink(CheckpointSink):
 def vocabulary_axes(model: nn.Module | None, names: NameMap, source: CheckpointSource) -> dict[str, int]:
     """Stored tensors with one row per token -> the axis of these rows; the input embedding comes first.
 
-    By the embeddings that the model class names; without one, by the names that such layers have.
+    By the embeddings that the model class names; without one, and where the text is of a part that is not
+    walked (a whole CLIP of which the image tower is), by the names that such layers have.
     """
     if model is None:
-        return {
-            name: 0
-            for name in source.names()
-            if name.split(".")[-2:-1] and name.split(".")[-2] in _LEAVES and len(source.spec(name).shape) == 2
-        }
+        return _by_name(source.names(), source)
     places = _places(model)
     found: dict[str, int] = {}
     for place, axis in places.items():
         found |= {name: axis for name, inside in names.renamed.items() if inside == place}
-    return found
+    return found or _by_name(names.unused, source)
+
+
+def _by_name(names: Sequence[str], source: CheckpointSource) -> dict[str, int]:
+    return {
+        name: 0
+        for name in names
+        if name.split(".")[-2:-1] and name.split(".")[-2] in _LEAVES and len(source.spec(name).shape) == 2
+    }
 
 
 def _places(model: nn.Module) -> dict[str, int]:
-    """Names in the module -> axis of the vocabulary."""
-    modules = dict(model.named_modules())
-    state = model.state_dict()
-    inputs, output = _asked(model, "get_input_embeddings"), _asked(model, "get_output_embeddings")
-    if not isinstance(inputs, nn.Embedding):
+    """Names in the module -> axis of the vocabulary. The model class says which tables are of tokens: others
+    may be as tall (positions, a vocabulary of pictures)."""
+    tables = _embeddings(model)
+    if not tables:
         return {}
-    height = inputs.num_embeddings
-    embeddings = [name for name, module in modules.items() if module is inputs]
-    embeddings += [
-        name
-        for name, module in modules.items()
-        if isinstance(module, nn.Embedding)
-        and module.num_embeddings == height
-        and not any(word in name for word in ("position", "token_type", "pos_emb"))
-    ]
-    found = dict.fromkeys((f"{name}.weight" for name in embeddings), 0)
-    for name, module in modules.items():
-        if module is output and output is not None:
-            parent = name.rpartition(".")[0]
-            candidates = [f"{name}.weight", f"{name}.bias", *([f"{parent}.bias"] if parent else [])]
-            found |= {one: 0 for one in candidates if one in state and state[one].shape[:1] == (height,)}
-    if "final_logits_bias" in state:
+    state, height = model.state_dict(), tables[0].num_embeddings
+    found: dict[str, int] = {}
+    for table in tables:
+        found |= {f"{name}.weight": 0 for name, module in model.named_modules() if module is table}
+    found |= dict.fromkeys(_head(model, state, height), 0)
+    bias = state.get("final_logits_bias")
+    if bias is not None and bias.shape[1:] == (height,):
         found["final_logits_bias"] = 1
     ties = getattr(model, "all_tied_weights_keys", None) or {}
     shared = {alias for one in found for alias in tie_group(one, ties)}
     return found | {alias: 0 for alias in sorted(shared) if alias in state and alias not in found}
+
+
+def _embeddings(model: nn.Module) -> list[nn.Embedding]:
+    """The model's input embedding, or the one height of those that its parts have; then those of its parts
+    that are as tall, and of its layers."""
+    parts = [part for part in model.modules() if hasattr(part, _INPUT)]
+    named = [one for part in parts if isinstance(one := _asked(part, _INPUT), nn.Embedding)]
+    first = _asked(model, _INPUT)
+    if not isinstance(first, nn.Embedding):
+        if len({one.num_embeddings for one in named}) != 1:
+            return []
+        first = named[0]
+    alike = [one for one in named if one.num_embeddings == first.num_embeddings]
+    layers = [one for part in parts if isinstance(one := _asked(part, _PER_LAYER), nn.Embedding)]
+    return list({id(one): one for one in (first, *alike, *layers)}.values())
+
+
+def _head(model: nn.Module, state: Mapping[str, Tensor], height: int) -> list[str]:
+    """Tensors of the output head with a row per token. It may have fewer rows than a decoder's embedding, whose
+    last ones are then of what is never said; another number is another vocabulary."""
+    output = _asked(model, "get_output_embeddings")
+    config = getattr(model, "config", None)
+    said = None
+    if config is not None and not getattr(config, "is_encoder_decoder", False):
+        said = getattr(config.get_text_config(), "vocab_size", None)
+    found: list[str] = []
+    for name, module in model.named_modules() if output is not None else ():
+        weight = state.get(f"{name}.weight")
+        if module is not output or weight is None or not weight.ndim:
+            continue
+        rows = weight.shape[0]
+        if rows == height or (rows < height and rows == said):
+            parent = name.rpartition(".")[0]
+            candidates = [f"{name}.weight", f"{name}.bias", *([f"{parent}.bias"] if parent else [])]
+            found += [one for one in candidates if one in state and state[one].shape[:1] == (rows,)]
+    return found
 
 
 def _asked(model: nn.Module, question: str) -> nn.Module | None:

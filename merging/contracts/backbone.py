@@ -112,6 +112,10 @@ class Backbone(ABC):
     def resize_vocabulary(self, before: int, now: int) -> None:
         """From now on the model has that many tokens, as results have to which experts add theirs."""
 
+    def read_by_heads(self) -> None:
+        """From now on the model is walked without an output head of its own: the experts have theirs, which
+        read what the backbone hands to it."""
+
     def is_head(self, name: str) -> bool:
         """Whether the stored tensor belongs to one task's head."""
         return any(fnmatch(name, pattern) for pattern in self.head_patterns)

@@ -24,7 +24,7 @@ from merging.ranks import ALONE, Ranks
 from merging.threads import in_threads
 
 BLOCK_ELEMENTS = 1 << 19  # of a row block, per model: 4 MiB in float64, enough that calls cost little
-KEPT_BLOCKS = 48  # of one parameter, all models together, as they are stored, where it is walked over twice
+KEPT_BLOCKS = 32  # of one parameter, all models together, as they are stored, where it is walked over twice
 
 Item = TypeVar("Item")
 Visitor: TypeAlias = Callable[[str, Tensor], None]

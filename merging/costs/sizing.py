@@ -16,6 +16,7 @@ from merging.lean import lean_
 from merging.records import DEFAULT_MEMORY, Records
 from merging.threads import threads_over
 from merging.tracer import Block, BlockTracer, blocks_of, hollow, is_transposed
+from merging.walkable import stacks_walked
 
 if TYPE_CHECKING:
     from merging.checkpoints.source import CheckpointSource
@@ -53,7 +54,7 @@ def walk_of(backbone: Backbone, tasks: Mapping[str, Task]) -> Walk | None:
     longest = max((_longest(batches) for batches in given), key=_bytes)
     example = {name: value[:1] for name, value in longest.items()}
     model = lean_(hollow(backbone))
-    stacks = tuple(stack for stack in backbone.stacks(model) if backbone.sees(example, stack))
+    stacks = tuple(stack for stack in stacks_walked(backbone, model) if backbone.sees(example, stack))
     blocks = blocks_of(model, stacks)
     if not blocks:
         return None

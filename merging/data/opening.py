@@ -36,6 +36,10 @@ def open_examples(
     where = f'task "{task}": {purpose} data'
     examples = _opened(spec, where, task, base_folder, seed)
     examples.automatic = spec.batch_size is None
+    if examples.automatic and spec.type not in ("text", "dataset") and len(examples):
+        examples.batch_size = 1
+        first = sum(value.nbytes for value in examples.batches()[0].values())
+        examples.batch_size = _FEW if first >= _LARGE else _MANY
     if labelled and purpose != "calibration":
         _check_labels(examples, where, column=spec.type in ("text", "dataset"))
     examples.notes += _remarks(examples, where)
@@ -117,7 +121,11 @@ def _text(
 
 def _batch_size(spec: DataSpec) -> int:
     """As asked for; if nothing is, fewer of texts, which may be long."""
-    return spec.batch_size or (16 if spec.type in ("text", "dataset") else 32)
+    return spec.batch_size or (_FEW if spec.type in ("text", "dataset") else _MANY)
+
+
+_FEW, _MANY = 16, 32  # examples in a batch: the few of long texts and large pictures are as fast, in less memory
+_LARGE = 256 << 10  # bytes of an example
 
 
 def _check_labels(examples: Examples, where: str, *, column: bool) -> None:

@@ -22,6 +22,7 @@ from merging.forwards import Forwards
 from merging.records import Records
 from merging.streaming import StreamedModel
 from merging.tracer import BlockTracer, Call, blocks_of
+from merging.walkable import stacks_walked
 
 EXAMPLES = 8
 """Per task: drift is a mean over tokens and tasks, and settles with few examples."""
@@ -89,7 +90,8 @@ def drift(
     and upstream, which runs each model's blocks a second time. `frechet`: the
     distance between distributions, too, which takes a decomposition per block.
 
-    One block of one model is held at a time, beside what lies outside its blocks; what enters and leaves the
+    A model whose blocks cannot be walked runs as a whole, and only its final features are compared. Of others
+    one block is held at a time, beside what lies outside the blocks; what enters and leaves the
     expert's blocks waits in memory, or on disk in `work`."""
     chosen = list(_first(batches, examples))
     records = Records(work)
@@ -182,7 +184,7 @@ class _Walk:
     ) -> None:
         self._backbone, self._batches, self._device = backbone, batches, torch.device(device)
         self._model = StreamedModel(backbone, source.names(), device=device)
-        self._stacks = backbone.stacks(self._model.module)
+        self._stacks = stacks_walked(backbone, self._model.module)
         seen = [stack for stack in self._stacks if backbone.sees(batches[0], stack)]
         self._blocks = blocks_of(self._model.module, seen)
         self._model.attach(source)

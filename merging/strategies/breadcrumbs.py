@@ -29,7 +29,7 @@ class Breadcrumbs(TensorMerger):
     """
 
     paper = "arXiv:2312.06795"
-    memory = "three row blocks of the base and of each expert, in float64, and up to 48 as stored"
+    memory = "three row blocks of the base and of each expert, in float64, and up to 32 as stored"
     weighted = True
     precision = "float64"
     passes = 30.0

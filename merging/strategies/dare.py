@@ -27,7 +27,7 @@ class Dare(TensorMerger):
     """
 
     paper = "arXiv:2311.03099"
-    memory = 'a row block of the base and of each expert, in float64; with rescale "norm" up to 48 as stored'
+    memory = 'a row block of the base and of each expert, in float64; with rescale "norm" up to 32 as stored'
     weighted = True
     precision = "float64"
     passes = 8.0

@@ -27,7 +27,7 @@ class DareTies(TensorMerger):
 
     paper = "arXiv:2311.03099"
     memory = (
-        'a row block of the base and of each expert, in float64; with rescale "norm" up to 48 as stored, '
+        'a row block of the base and of each expert, in float64; with rescale "norm" up to 32 as stored, '
         "and with a trim, too, the whole largest tensor"
     )
     weighted = True

@@ -26,7 +26,7 @@ class Karcher(SpanMerger):
 
     paper = "doi:10.1002/cpa.3160300502"
     needs = frozenset()
-    memory = "a row block of each model, in float64, and up to 48 blocks as stored; whatever the model's size"
+    memory = "a row block of each model, in float64, and up to 32 blocks as stored; whatever the model's size"
     weighted = True
     differences = False
 

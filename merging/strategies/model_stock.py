@@ -25,7 +25,7 @@ class ModelStock(SpanMerger):
     """
 
     paper = "arXiv:2403.19522"
-    memory = "a row block of each model, in float64, and up to 48 blocks as stored; whatever the model's size"
+    memory = "a row block of each model, in float64, and up to 32 blocks as stored; whatever the model's size"
 
     class Settings(Settings):
         rows: bool = Field(

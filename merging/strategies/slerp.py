@@ -25,7 +25,7 @@ class Slerp(SpanMerger):
     """
 
     paper = "doi:10.1145/325334.325242"
-    memory = "a row block of each model, in float64, and up to 48 blocks as stored; whatever the model's size"
+    memory = "a row block of each model, in float64, and up to 32 blocks as stored; whatever the model's size"
     weighted = True
     differences = False
 

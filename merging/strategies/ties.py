@@ -30,7 +30,7 @@ class Ties(TensorMerger):
 
     paper = "arXiv:2306.01708"
     memory = (
-        'a row block of the base and of each expert, in float64; with trim "tensor" up to 48 as stored, '
+        'a row block of the base and of each expert, in float64; with trim "tensor" up to 32 as stored, '
         'and with elect "normfrac" the whole largest tensor'
     )
     weighted = True

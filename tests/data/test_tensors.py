@@ -170,3 +170,12 @@ def test_labels_must_be_class_indices(tmp_path, pixels, labels):
 
     with pytest.raises(DataError, match="one class index per example"):
         opened(path, purpose="test")
+
+
+def test_large_examples_go_fewer_at_a_time_unless_the_spec_says_how_many(tmp_path):
+    small = stored(tmp_path / "small.safetensors", pixel_values=torch.rand(40, 3, 8, 8))
+    large = stored(tmp_path / "large.safetensors", pixel_values=torch.rand(40, 3, 224, 224))
+
+    assert [len(batch["pixel_values"]) for batch in opened(small).batches()] == [32, 8]
+    assert [len(batch["pixel_values"]) for batch in opened(large).batches()] == [16, 16, 8]
+    assert [len(batch["pixel_values"]) for batch in opened(large, batch_size=40).batches()] == [40]
