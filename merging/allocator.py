@@ -20,8 +20,8 @@ def give_back() -> None:
 
 def share_one_arena() -> None:
     """For a process of our own, before it starts threads: all take memory from one place, where each can use
-    what another has freed. Otherwise every thread keeps free memory of its own. Leaves alone what the user has
-    set."""
+    what another has freed. Otherwise every thread keeps free memory of its own. Leaves alone what the user
+    has set."""
     mallopt = _function("mallopt")
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ and not _tuned():
         mallopt(_ARENA_MAX, 1)

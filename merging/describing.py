@@ -19,7 +19,7 @@ from merging.data.task import Task
 from merging.fates import fates
 from merging.layer_settings import LayerSettings
 from merging.licences import licence_of
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.provenance import manifest
 from merging.report.card import MethodUsed, Origin, model_card
 from merging.report.report import SURGERY_NOTE

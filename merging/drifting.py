@@ -16,7 +16,7 @@ from merging.errors import DataError
 from merging.evaluation.metric import Adapt
 from merging.held_out import held_out_of
 from merging.making import make_calibrators, open_result
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.report.card import with_harm
 from merging.report.drift import DriftReport
 from merging.report.harm import harm_finding

@@ -24,7 +24,7 @@ from merging.layer_settings import LayerSettings
 from merging.threads import in_threads
 
 if TYPE_CHECKING:
-    from merging.opening import Opened
+    from merging.opened import Opened
     from merging.spec import PipelineSpec
 
 

@@ -13,18 +13,28 @@ from merging.contracts.backbone import Backbone, Batch
 
 
 class Forwards(Sequence[dict[str, Any]]):
-    """Keyword arguments of the forward, made when a batch is wanted. Raises DataError for one that is no text
-    of its own: padded before it, in a model whose positions count padding."""
+    """Keyword arguments of the forward, made when a batch is wanted."""
 
-    def __init__(self, backbone: Backbone, batches: Sequence[Batch], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        batches: Sequence[Batch],
+        device: torch.device | str,
+        *,
+        measured: bool = False,
+    ) -> None:
+        """`measured`: for statistics. Then DataError is raised for a batch that is not what its texts are one
+        by one: padded before them, say, in a model whose positions count padding."""
         self._backbone, self._batches, self._device = backbone, batches, device
+        self._measured = measured
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __getitem__(self, index: Any) -> Any:
         batch = self._batches[index]
-        refuse_moved(self._backbone, batch)
+        if self._measured:
+            refuse_moved(self._backbone, batch)
         kwargs = self._backbone.forward_kwargs(batch)
         return {
             name: value.to(self._device) if isinstance(value, Tensor) else value

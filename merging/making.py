@@ -20,7 +20,7 @@ from merging.data.task import CalibrationData
 from merging.layer_settings import LayerSettings
 from merging.layerwise import Placed
 from merging.limits import USUAL, Limits
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.spec import PipelineSpec
 from merging.strategies.checkpoint import Checkpoint
 

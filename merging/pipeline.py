@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from merging.costs.budget import Choice
     from merging.costs.steps import Steps
     from merging.data.task import Task
-    from merging.opening import Input, Opened
+    from merging.opened import Input, Opened
     from merging.plan import Plan
     from merging.report.curve import Criterion, Curve
     from merging.report.drift import DriftReport

@@ -22,7 +22,8 @@ from merging.distances import distance
 from merging.evaluation.evaluator import is_scored
 from merging.fates import fates, foreseen
 from merging.layer_settings import LayerSettings
-from merging.opening import Opened, opens_plainly
+from merging.opened import Opened
+from merging.opening_again import opens_plainly
 from merging.report.entry import Entry
 from merging.report.solver import ParameterFate
 from merging.report.stages import resident

@@ -14,7 +14,7 @@ from typing import Any
 
 import merging
 from merging.checkpoints.manifest import FORMAT
-from merging.opening import Input, Opened
+from merging.opened import Input, Opened
 from merging.spec import Component, PipelineSpec
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "accelerate", "open_clip_torch")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from merging.data.spec import DataSpec
 from merging.data.task import Examples, Task
-from merging.opening import Input
+from merging.opened import Input
 from merging.spec import PipelineSpec
 from merging.spec.plugins import plugin_file
 

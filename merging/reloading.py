@@ -16,7 +16,7 @@ from merging.contracts.backbone import Backbone, Batch
 from merging.data.task import Examples, Task
 from merging.errors import MergingError, NumericalError, Problem, TracingError
 from merging.evaluation.drift import block_features
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.preflight import config_problems
 from merging.spec import PipelineSpec
 

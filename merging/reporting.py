@@ -10,7 +10,7 @@ from merging.checkpoints.lora_sink import loss_note
 from merging.checkpoints.manifest import read_manifest
 from merging.components import calibrators
 from merging.data.task import Task
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.provenance import versions
 from merging.report.curve import Curve
 from merging.report.report import Report, StageReport

@@ -37,7 +37,7 @@ from merging.held_out import held_out_of
 from merging.layerwise import Placed
 from merging.limits import USUAL, Limits
 from merging.making import make_calibrators, make_merger, open_result, run_merger
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.provenance import code_of, fingerprint, inputs_read, merge_facts, versions
 from merging.ranks import ALONE, Ranks
 from merging.reading_list import deciding_inputs, measuring_inputs, plugin_inputs

@@ -34,7 +34,7 @@ from merging.evaluation.metric import Adapt
 from merging.evaluation.metrics import metric
 from merging.layer_settings import LayerSettings
 from merging.making import make_calibrators, make_merger, run_merger
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.report.curve import MEANING, Criterion, Curve, CurvePoint
 from merging.search_criteria import Entropy, FeatureDistance, Judge, ValidationScore
 from merging.search_grid import axes_of, grid, specs_at

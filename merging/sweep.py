@@ -117,7 +117,8 @@ class Sweep:
         self._seen = look(self.backbone, every) or NOTHING
         self._unsolved = unsolved(rule, self.student.module, every, unreached, self._seen)
         self._forwards = {
-            task: Forwards(self.backbone, batches, device) for task, batches in self._batches.items()
+            task: Forwards(self.backbone, batches, device, measured=True)
+            for task, batches in self._batches.items()
         }
         walks = {"student": (self.student, self.blocks), "expert": (self.expert, self._expert_blocks)}
         tried = Tried()

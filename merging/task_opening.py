@@ -28,7 +28,7 @@ from merging.evaluation.forward import (
     picture_problem,
 )
 from merging.evaluation.metrics import metric
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.spec import PipelineSpec, TaskSpec
 
 
@@ -84,6 +84,8 @@ class _TaskOpening:
                 self._try_picture(examples, where)
                 if not unknown:
                     self._try_inputs(examples, where, reads=head is not None or self._reads_features)
+                if not unknown and purpose == "calibration" and self._walks:
+                    self._try_padding(examples, where)
         return task
 
     def _try_picture(self, examples: Examples, where: str) -> None:
@@ -104,17 +106,29 @@ class _TaskOpening:
             self.problems.append(Problem(where, what, remedy))
 
     def _try_inputs(self, examples: Examples, where: str, *, reads: bool) -> None:
-        """Refuse inputs that the model's forward names and cannot use, padding that moves texts, and padding
-        where heads read; `reads`: whether anything reads features of these examples."""
+        """Refuse inputs that the model's forward names and cannot use, and padding where heads read; `reads`:
+        whether anything reads features of these examples."""
         backbone = self._opened.models.backbone
         assert backbone is not None
         if what := odd_input_problem(backbone, examples.batches()[0]):
             self.problems.append(Problem(where, what, "Leave it out of the file."))
-        elif found := moving_problem(backbone, examples):
-            self.problems.append(Problem(where, found.what, found.remedy))
         elif reads and (what := padding_problem(backbone, examples)):
             remedy = 'Pad texts at their end; "text" data is padded so.'
             self.problems.append(Problem(where, what, remedy))
+
+    def _try_padding(self, examples: Examples, where: str) -> None:
+        """Refuse batches that are not what their texts are one by one, as statistics must be."""
+        backbone = self._opened.models.backbone
+        if backbone is not None and (found := moving_problem(backbone, examples)):
+            self.problems.append(Problem(where, found.what, found.remedy))
+
+    @property
+    def _walks(self) -> bool:
+        used = (
+            strategies.get(self._spec.merge.type),
+            *(calibrators.get(one.type) for one in self._spec.calibrate),
+        )
+        return any(issubclass(one, LayerRule) for one in used)
 
     @property
     def _reads_features(self) -> bool:

@@ -26,7 +26,7 @@ from merging.report.report import Report
 from merging.solved_blocks import SolvedBlocks
 
 if TYPE_CHECKING:
-    from merging.opening import Opened
+    from merging.opened import Opened
     from merging.spec import PipelineSpec
 
 

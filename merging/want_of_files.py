@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from merging.errors import MergingError
 
 if TYPE_CHECKING:
-    from merging.opening import Input
+    from merging.opened import Input
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 _REMEDY = "Put it back, and leave it there until the run has ended; the same command goes on from here."

@@ -17,7 +17,7 @@ from merging.checkpoints.safetensors import SafetensorsSource
 from merging.costs.budget import USUAL_CHOICE
 from merging.data.images import decoded
 from merging.errors import CheckpointError, MergingError
-from merging.opening import Input
+from merging.opened import Input
 from merging.pipeline import Pipeline
 from merging.ranks import Ranks
 from merging.verifying import verify

@@ -24,7 +24,7 @@ from merging.data.task import CalibrationData, Task
 from merging.evaluation.evaluator import evaluate
 from merging.evaluation.metric import Adapt
 from merging.making import make_calibrators, make_merger, run_merger
-from merging.opening import Opened
+from merging.opened import Opened
 from merging.pipeline import Pipeline
 from merging.search import search
 from merging.spec import PipelineSpec

@@ -234,8 +234,8 @@ def _embeddings(model: nn.Module) -> list[nn.Embedding]:
 
 
 def _head(model: nn.Module, state: Mapping[str, Tensor], height: int) -> list[str]:
-    """Tensors of the output head with a row per token. It may have fewer rows than a decoder's embedding, whose
-    last ones are then of what is never said; another number is another vocabulary."""
+    """Tensors of the output head with a row per token. It may have fewer rows than a decoder's embedding,
+    whose last ones are then of what is never said; another number is another vocabulary."""
     output = _asked(model, "get_output_embeddings")
     config = getattr(model, "config", None)
     said = None

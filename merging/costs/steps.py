@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from merging.contracts.method import Method
     from merging.costs.budget import Choice
     from merging.data.task import Examples, Task
-    from merging.opening import Opened
+    from merging.opened import Opened
 
 
 @dataclass(frozen=True)

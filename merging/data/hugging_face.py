@@ -38,7 +38,8 @@ def open_split(spec: DatasetData, where: str) -> Any:
             if local
             else "Check name and network; offline it must be in the cache, or be given as a folder."
         )
-        told = str(error).strip().splitlines()
+        broken = isinstance(error, datasets.exceptions.DatasetGenerationError)  # says nothing itself
+        told = str(error.__cause__ if broken and error.__cause__ else error).strip().splitlines()
         what = told[0] if told else type(error).__name__
         raise DataError(f'{where}: data set "{spec.path}" cannot be opened: {what}', remedy=remedy) from error
     if not isinstance(found, Mapping):

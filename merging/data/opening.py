@@ -124,7 +124,10 @@ def _batch_size(spec: DataSpec) -> int:
     return spec.batch_size or (_FEW if spec.type in ("text", "dataset") else _MANY)
 
 
-_FEW, _MANY = 16, 32  # examples in a batch: the few of long texts and large pictures are as fast, in less memory
+_FEW, _MANY = (
+    16,
+    32,
+)  # examples in a batch: the few of long texts and large pictures are as fast, in less memory
 _LARGE = 256 << 10  # bytes of an example
 
 

@@ -115,6 +115,13 @@ def test_a_folder_that_is_no_data_set(tmp_path: Path, base: Path) -> None:
         opened(DatasetData(path=str(tmp_path / "data")), base)
 
 
+def test_a_broken_file_is_told_by_what_is_wrong_with_it(tmp_path: Path, base: Path) -> None:
+    (tmp_path / "rows.json").write_text("{nope")
+
+    with pytest.raises(DataError, match=r"rows.json\" cannot be opened: JSON parse error"):
+        opened(DatasetData(type="dataset", path=str(tmp_path / "rows.json")), base)
+
+
 def test_a_name_on_the_hub_without_network(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
