@@ -34,7 +34,8 @@ $(OLDEST_VENV)/.test: pyproject.toml
 # What depends on transformers' insides: names in checkpoints, backbones, the walk through a model.
 test-oldest: $(OLDEST_VENV)/.test
 	$(OLDEST_VENV)/bin/python -m pytest tests/checkpoints tests/backbones tests/field_reports \
-		tests/test_tracer.py tests/test_sweep.py tests/test_fates.py
+		tests/test_tracer.py tests/test_sweep.py tests/test_fates.py tests/test_poolers.py \
+		tests/test_output_heads.py tests/test_adapters_that_peft_loads.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -183,6 +183,8 @@ def merged_twice(folder: Path, rank: int | str = 64) -> None:
 
 def answers(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
+        if hasattr(model.config, "use_cache"):
+            model.config.use_cache = False  # whose class for Qwen3-Next is broken in transformers 5.6
         found: Tensor = model.eval()(**given).logits
     return found.double()
 
