@@ -11,16 +11,24 @@ import typer
 from merging.errors import MergingError
 
 from . import signals
-from .output import printable
+from .output import discard, printable, say
 
 
 def failed(error: MergingError, *, as_json: bool) -> int:
     """An error that we know: message, problems, remedy."""
-    if as_json:
-        _print_json(error.message, error.remedy, [problem._asdict() for problem in error.problems])
-    else:
+    if not as_json or not _print_json(
+        error.message, error.remedy, [problem._asdict() for problem in error.problems]
+    ):
         _say(str(error))
     return error.exit_code
+
+
+def lost(why: str) -> int:
+    """Results that cannot be written to stdout, as on a full disk: what a run made is there all the same."""
+    discard(sys.stdout)
+    remedy = "Make room, or send stdout elsewhere, and give the command again: what a run finished is kept."
+    _say(f"stdout: the answer cannot be written there ({why})\n  {remedy}")
+    return 1
 
 
 def usage(error: Any, *, as_json: bool) -> int:
@@ -28,9 +36,7 @@ def usage(error: Any, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "merging"
     message, remedy = error.format_message(), f"See: {command} --help"
-    if as_json:
-        _print_json(message, remedy, [])
-    else:
+    if not as_json or not _print_json(message, remedy, []):
         _say(f"{message}\n  {remedy}")
     return 2
 
@@ -41,9 +47,7 @@ def unexpected(error: Exception, *, as_json: bool) -> int:
     message = (
         f"unexpected {type(error).__name__}: {text[:300]}" if text else f"unexpected {type(error).__name__}"
     )
-    if as_json:
-        _print_json(message, "Run with --debug for the traceback.", [])
-    else:
+    if not as_json or not _print_json(message, "Run with --debug for the traceback.", []):
         _say(f"{message}; run with --debug")
     return 1
 
@@ -58,15 +62,24 @@ def stopped() -> int:
 
 def _told(number: int, code: int) -> int:
     signals.answered()
-    typer.echo(signals.words(number), err=True)
+    say(signals.words(number))
     return code
 
 
 def _say(text: str) -> None:
-    typer.echo(f"{typer.style('error:', fg='red', bold=True)} {printable(text)}", err=True)
+    try:
+        typer.echo(f"{typer.style('error:', fg='red', bold=True)} {printable(text)}", err=True)
+    except OSError:
+        discard(sys.stderr)
 
 
-def _print_json(message: str, remedy: str, problems: list[dict[str, str]]) -> None:
+def _print_json(message: str, remedy: str, problems: list[dict[str, str]]) -> bool:
+    """Whether it could be written."""
     document = {"error": {"message": message, "problems": problems, "remedy": remedy}}
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
+        return False
+    return True

@@ -21,7 +21,8 @@ from merging.want_of_memory import telling_of_memory
 from merging.working_folder import leave_if_gone
 
 from . import checkpoints, components, demo, drift, pipeline, signals, verify
-from .failures import failed, interrupted, stopped, unexpected, usage
+from .failures import failed, interrupted, lost, stopped, unexpected, usage
+from .output import discard, flush_results, not_written
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings its own copy of click's
 _ANSWERED = (UsageError, BrokenPipeError, typer.Abort)  # by `main`, whatever was the matter with memory
@@ -101,13 +102,12 @@ def main(arguments: Sequence[str]) -> int:
         with telling_of_memory(*_ANSWERED), telling_of_names(), telling_of_open_files():
             allow_open_files()
             code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
-        sys.stdout.flush()
+        flush_results()
         return interrupted() if code == 130 else code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return interrupted()
     except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing is left that Python could fail to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)  # whoever read our output has seen enough
         return 1
     except UsageError as error:
         return usage(error, as_json=as_json)
@@ -122,6 +122,8 @@ def main(arguments: Sequence[str]) -> int:
             return interrupted()
         if debug:
             raise
+        if why := not_written(error):
+            return lost(why)
         if isinstance(error, MergingError):
             return failed(error, as_json=as_json)
         return unexpected(error, as_json=as_json)

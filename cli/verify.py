@@ -13,6 +13,7 @@ from .render import table
 if TYPE_CHECKING:
     from merging.verifying import Verified, VerifiedGroup
 
+_TOLD = ("changed", "missing", "added")
 VERIFY_EXAMPLE = "Example: merging verify out"
 
 
@@ -55,5 +56,5 @@ def _against(found: Verified) -> str:
 
 def _row(group: VerifiedGroup) -> list[object]:
     states = [file.state for file in group.files]
-    told = ", ".join(f"{states.count(state)} {state}" for state in ("changed", "missing") if state in states)
+    told = ", ".join(f"{states.count(state)} {state}" for state in _TOLD if state in states)
     return [group.what, len(states), told or "unchanged", group.model or "-", group.revision or "-"]

@@ -50,11 +50,11 @@ def describe(
         inputs=inputs,
         methods=methods,
         device=device,
-        calibration=_calibration(tasks),
+        calibration=calibrated_on(tasks),
         notes={
             **{key: value for key, value in notes.items() if key not in ("solved", "left")},
             **({"adapter": sink.summary()} if isinstance(sink, LoraSink) else {}),
-            "heads": _heads(tasks, opened.heads),
+            "heads": kept_heads(tasks, opened.heads),
             "side_files": list(sink.copied.known),
             "not_copied": list(sink.copied.unknown),
         },
@@ -87,7 +87,9 @@ def _fates(spec: PipelineSpec, opened: Opened, notes: Mapping[str, Any]) -> dict
     return fates(opened.models, parts, layers, set(notes.get("solved", ())), notes.get("left", {}))
 
 
-def _heads(tasks: Mapping[str, Task], own: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
+def kept_heads(
+    tasks: Mapping[str, Task], own: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, dict[str, Any]]:
     """Task -> the file of the linear head that scores it and what is in it, and that of its expert's own."""
     found: dict[str, dict[str, Any]] = {}
     for name, task in tasks.items():
@@ -107,7 +109,8 @@ def _heads(tasks: Mapping[str, Task], own: Mapping[str, Mapping[str, Tensor]]) -
     return found
 
 
-def _calibration(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
+def calibrated_on(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
+    """Task -> its calibration examples: how many were asked for and used, and their fingerprint."""
     return {
         name: {
             "asked": task.calibration.asked,

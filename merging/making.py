@@ -11,6 +11,7 @@ from merging.checkpoints.lora import is_adapter, open_adapter
 from merging.checkpoints.parts import parts_seen
 from merging.checkpoints.sink import CheckpointSink
 from merging.checkpoints.source import CheckpointSource
+from merging.checkpoints.strays import refuse_strays, strays
 from merging.components import calibrators, strategies
 from merging.contracts.calibrator import Calibrator
 from merging.contracts.merger import MergeNotes, Merger
@@ -56,9 +57,11 @@ def run_merger(
 def open_result(path: Path, opened: Opened) -> CheckpointSource:
     """A checkpoint that this run made, be it a model or an adapter on the base.
 
-    Raises FileNotFoundError where it is there no more."""
+    Raises FileNotFoundError where it is there no more, and OutputError where somebody has put other weights
+    beside its own."""
     if not path.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    refuse_strays(path, strays(path))
     if is_adapter(path):
         return open_adapter(path, opened.models.base, opened.outline(), path.name)
     return open_checkpoint(path, path.name)

@@ -29,6 +29,7 @@ from merging.checkpoints.wrappers import unwrapped
 from merging.contracts.backbone import Backbone
 from merging.contracts.models import Models
 from merging.errors import CheckpointError, MergingError, Problem
+from merging.loaded_class import class_problems
 from merging.opened import (
     HeadTensors,
     Input,
@@ -50,8 +51,11 @@ from merging.preflight import (
     processor_findings,
     refuse_unwalkable,
     running_statistics,
+    unmade_notes,
+    unmade_problems,
 )
 from merging.spec import PipelineSpec
+from merging.unmade import unmade
 from merging.vocabulary import Matched, match_vocabularies
 from merging.vocabulary_comparison import Member
 from merging.working_folder import working_folder
@@ -96,6 +100,13 @@ def _compared(spec: PipelineSpec) -> Opened:
     notes, problems = list(base.notes), []
     inside = backbone.module_names(base.names()) if backbone is not None else {}
     problems += config_problems(model, {name: at for name, at in inside.items() if not keeps(name)}, base)
+    if backbone is not None and model is not None:
+        problems += class_problems(backbone)
+        in_parts = {place.name for place in backbone.parts(base.names()).values()}
+        elsewhere = _either(_either(keeps, is_outer), in_parts.__contains__)
+        found = unmade(model, names, base, elsewhere)
+        problems += unmade_problems(model, found)
+        notes += unmade_notes(model, found)
     notes += backbone.remarks() if backbone is not None else ()
     if read_config(base_at.path) is None and open_clip_config(base_at.path) is None:
         notes.append(f"{base_at.path} has no config.json: from_pretrained will not open the results")

@@ -24,10 +24,12 @@ from merging.processor_comparison import compare_processors
 from merging.spec.pipeline_spec import FindingName
 from merging.streaming import StreamedModel
 from merging.threads import in_threads, threads_over
+from merging.unmade import Unmade
 
 OTHER_BASE = 0.3  # cosine of the matrices: fine-tuning leaves it near 1, another start gives about 0
 FAR = 0.5  # of the base's own size: fine-tuning moves matrices by a few hundredths of it
 
+_UNFIT = "Config and weights do not belong together: get both from one place."
 _OF_MODELS = ("config", "other_base", "processor")
 
 
@@ -66,11 +68,35 @@ def config_problems(
         for name, inside in names.items()
         if inside in state and tuple(state[inside].shape) != base.spec(name).shape
     ]
-    if not differing:
+    return [Problem("base", _listed(differing), _UNFIT)] if differing else []
+
+
+def unmade_problems(model: nn.Module, found: Unmade) -> list[Problem]:
+    """Tensors of the base that its config takes away from the model: they would be merged and written, and
+    never run, calibrated or scored."""
+    if not found.certain:
         return []
-    more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-    remedy = "Config and weights do not belong together: get both from one place."
-    return [Problem("base", f"{'; '.join(differing[:5])}{more}", remedy)]
+    what = (
+        f"{len(found.certain)} stored tensors are of modules that {type(model).__name__} does not make from "
+        f"the config (too few layers, or a bias that is switched off): {_names(found.certain)}"
+    )
+    return [Problem("base", what, _UNFIT)]
+
+
+def unmade_notes(model: nn.Module, found: Unmade) -> tuple[str, ...]:
+    """A remark on tensors that lie among the model's modules and are not the class's."""
+    if not found.doubtful:
+        return ()
+    return (
+        f"base: {len(found.doubtful)} stored tensors lie among the modules of {type(model).__name__}, which "
+        f"makes no such ones from the config: {_names(found.doubtful)}; they are merged as they stand, and "
+        "never run: see that the config is the one of the weights",
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f", and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _sizes(shape: Sequence[int]) -> str:

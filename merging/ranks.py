@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from merging.connecting import connect, processes
 from merging.errors import MergingError
 
 Item = TypeVar("Item")
@@ -86,17 +87,19 @@ ALONE = Ranks()
 
 
 def ranks() -> Ranks:
-    """The processes of this run; they are connected at the first call. gloo, or nccl where there are GPUs."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size < 2 or "MASTER_ADDR" not in os.environ:
+    """The processes of this run; they are connected at the first call. gloo, or nccl where there are GPUs.
+
+    Raises SpecError where the environment cannot be one of several processes, MergingError where some of them
+    do not come (`connecting.py`)."""
+    size = processes()
+    if size < 2:
         return ALONE
     if not torch.distributed.is_initialized():
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if torch.cuda.is_available():
             torch.cuda.set_device(local)
         backend = "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
-        with _blamed():
-            torch.distributed.init_process_group(backend, timeout=_PATIENCE)
+        connect(backend, _PATIENCE)
     return Ranks(torch.distributed.get_rank(), size)
 
 

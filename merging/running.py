@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from merging.checkpoints.amending import amend_
-from merging.checkpoints.changed_results import changed_files, changed_results
+from merging.checkpoints.changed_results import PLUGINS, changed_files, changed_heads, changed_results
 from merging.checkpoints.disk_sink import SafetensorsSink
 from merging.checkpoints.folder import config as read_config
 from merging.checkpoints.hashing import FileHashes, hashes
@@ -21,11 +21,13 @@ from merging.checkpoints.kept_manifests import keep_manifest
 from merging.checkpoints.lora_sink import LoraSink
 from merging.checkpoints.manifest import FORMAT, MANIFEST, listing, read_manifest
 from merging.checkpoints.run_folder import RunFolder, write_atomic
+from merging.checkpoints.strays import refuse_strays, strays
+from merging.checkpoints.unfit_places import refuse_unfit_places, refuse_unfit_target
 from merging.contracts.calibrator import Calibrator, adapting
 from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress
 from merging.data.heads import save_head
-from merging.data.kept_heads import save_kept_head
+from merging.data.kept_heads import CONFIG_FILE, HEAD_FILE, save_kept_head
 from merging.data.task import CalibrationData, Task
 from merging.describing import describe
 from merging.devices import choose_device
@@ -42,6 +44,7 @@ from merging.provenance import code_of, fingerprint, inputs_read, merge_facts, v
 from merging.ranks import ALONE, Ranks
 from merging.reading_list import deciding_inputs, measuring_inputs, plugin_inputs
 from merging.reloading import reload_check
+from merging.renewing import renew_, renewed
 from merging.report.card_of_run import tell_scores_
 from merging.report.curve import Curve
 from merging.report.report import Report, StageReport
@@ -86,17 +89,35 @@ class Run:
         self.calibrators = make_calibrators(spec, self.device, folder.work, limits)
 
     def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
+        refuse_unfit_places(self.folder.path, self._places())
         with self._stage("hash inputs"):
             self._hash_inputs()
             self._refuse_changed(until)
         facts = self._facts(until)
         if (report := self._finished(facts)) is not None:
             return report
-        for record in ("report-of", MANIFEST):  # of the last run, which soon is not what lies here
-            (self.folder.state / record).unlink(missing_ok=True)
         merged = self._merge()
         with run_begun():
+            self._begin()
             return self._after_merging(merged, facts, until)
+
+    def _begin(self) -> None:
+        """Remove the records of the last run, which soon is not what lies here; not before a checkpoint or a
+        score is made, so that a run which is refused leaves them."""
+        for record in ("report-of", MANIFEST):
+            (self.folder.state / record).unlink(missing_ok=True)
+
+    def _places(self) -> list[str]:
+        """Names of files that this run writes beside checkpoints, as far as they are known beforehand."""
+        heads = [f"heads/{name}.safetensors" for name, task in self.tasks.items() if task.head is not None]
+        kept = [
+            f"heads/{name}/{file}"
+            for name, tensors in self.opened.heads.items()
+            if tensors
+            for file in (HEAD_FILE, CONFIG_FILE)
+        ]
+        made = [name for name in self.folder.owned if name.startswith("heads/")]
+        return list(dict.fromkeys(["report.json", *heads, *kept, *made]))
 
     def _after_merging(self, merged: Path, facts: str, until: Literal["merge", "calibrate"] | None) -> Report:
         results = {"merged": merged}
@@ -130,6 +151,7 @@ class Run:
         for checkpoint in results.values():
             tell_scores_(checkpoint, report, scratch=self.folder.state)
         self.folder.write_atomic("report.json", report.model_dump_json(indent=2) + "\n")
+        self._renew(self._stale())
         self._list_files(facts, results)
         write_atomic(self.folder.state / "report-of", facts)
         return report
@@ -145,6 +167,27 @@ class Run:
         about = {"format": FORMAT, "stage": "run", "fingerprint": facts, "data": self.measured_on}
         text = json.dumps({**about, **listing(self.folder.path, files)}, indent=2, ensure_ascii=False)
         write_atomic(self.folder.state / MANIFEST, text + "\n")
+
+    def _stale(self) -> dict[Path, str]:
+        """Finished checkpoints whose manifests say other things of their inputs than what was read now, each
+        with the text that its manifest should have."""
+        wanted = {"merged": self._merge_facts()}
+        if self.calibrators:
+            wanted["calibrated"] = self._calibrate_facts()
+        done = [
+            self.folder.path / name
+            for name, facts in wanted.items()
+            if self.folder.stage_done(name, fingerprint(facts))
+        ]
+        texts = {
+            place: renewed(place, inputs=self.read, opened=self.opened, tasks=self.tasks) for place in done
+        }
+        return {place: text for place, text in texts.items() if text is not None}
+
+    def _renew(self, stale: Mapping[Path, str]) -> None:
+        for place, text in stale.items():
+            renew_(place, text, scratch=self.folder.state)
+            keep_manifest(self.folder.state, place)
 
     def _hash_inputs(self) -> None:
         known = FileHashes()
@@ -167,20 +210,36 @@ class Run:
         self.measured_on = inputs_read(measuring, hashes)
 
     def _refuse_changed(self, until: Literal["merge", "calibrate"] | None) -> None:
-        """Raise OutputError where a finished checkpoint that this run would go on with is not what a run
-        wrote; with `overwrite` it is made again."""
+        """Raise OutputError where what this run would go on with, a finished checkpoint or a head, is not
+        what a run wrote, or a checkpoint cannot be replaced. With `overwrite` what was changed is made
+        again."""
         known, wanted = FileHashes(), {"merged": self._merge_facts()}
+        done, spoilt = [], []
         if self.calibrators and until != "merge":
             wanted["calibrated"] = self._calibrate_facts()
         for name, facts in wanted.items():
-            if self.folder.stage_done(name, fingerprint(facts)):
-                place = self.folder.path / name
-                changed = changed_files(place, known)
-                if changed and not self.folder.overwrite:
-                    raise changed_results(place, changed)
-                if changed:
-                    self.folder.undo(name)
+            place = self.folder.path / name
+            if not self.folder.stage_done(name, fingerprint(facts)):
+                self.folder.refuse_unlisted(name)
+                refuse_unfit_target(place)
+                continue
+            done.append(name)
+            changed, added = changed_files(place, known), strays(place)
+            if changed and not self.folder.overwrite:
+                raise changed_results(place, changed)
+            if not self.folder.overwrite:
+                refuse_strays(place, added)
+            if changed or added:
+                spoilt.append(name)
+        calibrated = self.folder.path / "calibrated" if "calibrated" in done else None
+        heads = changed_heads(self.folder.path, self.folder.state, calibrated, self.folder.owned, known)
+        if heads and not self.folder.overwrite:
+            raise changed_results(self.folder.path / "heads", heads)
         known.save()
+        for name in spoilt:
+            self.folder.undo(name)
+        for one in heads:
+            one.file.unlink()
 
     def _merge(self) -> Path:
         target = self.folder.claim("merged")
@@ -191,6 +250,7 @@ class Run:
             with self._stage("merge"):
                 sink = self._sink(target)
                 with run_begun(CheckpointError), self._inputs_blamed(), sink:
+                    self._begin()
                     pinned = self.opened.pinned(sink)
                     shared = self.leader.ask(None, self.merger, sink, known=known)
                     notes = run_merger(self.merger, self.opened.models, data, pinned, progress=self.progress)
@@ -233,6 +293,7 @@ class Run:
         with self._stage("calibrate"):
             source, steps = merged, self.folder.work / "steps"
             solved: dict[str, Any] = {}
+            saved: dict[str, str] = {}  # plug-ins
             known = [
                 self._known(f"calibrate-{number}", calibrator, facts)
                 for number, calibrator in enumerate(self.calibrators)
@@ -254,7 +315,7 @@ class Run:
                     )
                     if shared:
                         self.leader.collect(sink)
-                    self._save_plugins(calibrator, plugins)
+                    saved |= self._save_plugins(calibrator, plugins)
                     notes = _joined(solved, notes)
                     solved = notes
                     if final:
@@ -262,6 +323,8 @@ class Run:
                             (self.spec.merge, self.merger),
                             *zip(self.spec.calibrate, self.calibrators, strict=True),
                         ]
+                        if saved:
+                            notes = MergeNotes({**notes, PLUGINS: saved})
                         self._describe(sink, "calibrated", facts, used, notes)
                 if final:
                     self._tell_moved(sink)
@@ -270,14 +333,20 @@ class Run:
         keep_manifest(self.folder.state, target)
         return target
 
-    def _save_plugins(self, calibrator: Calibrator, folder: Path) -> None:
+    def _save_plugins(self, calibrator: Calibrator, folder: Path) -> dict[str, str]:
+        """What it has to keep beside the checkpoint, put into that folder; name in OUT -> SHA-256."""
         scratch = self.folder.work / "plugins"
         scratch.mkdir(exist_ok=True)
+        saved = {}
         for file in calibrator.save_plugins(scratch):
-            self._place(file, f"{folder.name}/{file.name}")
+            name = f"{folder.name}/{file.name}"
+            saved[name] = hashes([file])[str(file)]
+            self._place(file, name)
+        return saved
 
     def _place(self, file: Path, name: str) -> None:
         """Move a finished file of ours to its place in the output folder."""
+        refuse_unfit_places(self.folder.path, [name])
         target = self.folder.claim(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, target)
@@ -445,8 +514,12 @@ class Run:
         whole = all(self.folder.stage_done(name, fingerprint(asked)) for name, asked in wanted.items())
         if not whole or ("calibrated" in wanted and self._plugins_lost()):
             return None
-        if self._lost_heads():
-            self._save_heads()
+        stale, lost = self._stale(), self._lost_heads()
+        if stale or lost or record.get("data") != json.loads(json.dumps(self.measured_on, default=str)):
+            (self.folder.state / MANIFEST).unlink()  # which is listed anew once all of it is there
+            self._renew(stale)
+            if lost:
+                self._save_heads()
             self._list_files(facts, {name: self.folder.path / name for name in wanted})
         told = self._moved(report)
         return told.model_copy(update={"warnings": (*told.warnings, *self.folder.remarks)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -13,6 +14,7 @@ from merging.checkpoints.hashing import hashes
 from merging.checkpoints.kept_manifests import kept_manifest
 from merging.checkpoints.manifest import FORMAT, MANIFEST
 from merging.checkpoints.run_folder import owned
+from merging.checkpoints.strays import strays
 from merging.errors import CheckpointError
 from merging.report.entry import Entry
 from merging.spec.text import json_value
@@ -21,7 +23,8 @@ from merging.spec.wording import shortened
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHECKPOINTS, _STATE = ("merged", "calibrated"), ".merging"  # in the folder of a run, where manifests lie
 
-State = Literal["unchanged", "changed", "missing"]
+State = Literal["unchanged", "changed", "missing", "added"]
+"""`added`: weights that lie beside those of a checkpoint, and that its manifest does not list."""
 
 
 class VerifiedFile(Entry):
@@ -115,6 +118,8 @@ def _verified(group: _Group, digests: Mapping[str, str]) -> VerifiedGroup:
     for name, (path, recorded) in group.files.items():
         found = digests.get(str(path), "")
         state: State = "missing" if not found else "unchanged" if found == recorded else "changed"
+        if not recorded and os.path.lexists(path):
+            state = "added"
         files.append(VerifiedFile(file=name, path=str(path), state=state, recorded=recorded, found=found))
     return VerifiedGroup(
         what=group.what,
@@ -214,7 +219,10 @@ def _groups(manifest: Path, home: Path) -> Iterator[_Group]:
         what = f'has the "format" {shortened(json.dumps(form))}, expected {FORMAT}'
         raise _broken(manifest, what)
     stage = "report, heads and manifests" if of_run else str(found.get("stage") or home.name)
-    yield _Group(f"written: {stage}", "", None, _written(manifest, home, found), str(manifest))
+    files = _written(manifest, home, found)
+    if not of_run:
+        files |= {file.name: (file, "") for file in strays(home, files.keys())}
+    yield _Group(f"written: {stage}", "", None, files, str(manifest))
     if not of_run and not found.get("inputs"):
         raise _broken(manifest, 'records no "inputs", which every checkpoint has')
     for part in ("inputs", "data"):
@@ -281,5 +289,9 @@ def _broken(manifest: Path, what: str) -> CheckpointError:
     again = "make the checkpoint again."
     if manifest.parent.name == _STATE:  # a record of the run, which is no part of a checkpoint
         again = "run the same spec again, which makes this record anew."
+        lost = next((name for name in _CHECKPOINTS if kept_manifest(manifest.parent, name) == manifest), None)
+        if lost is not None:  # nothing tells any more which files of that checkpoint are the run's
+            place = manifest.parent.parent / lost
+            again = f"move {place} away, then run the same spec again, which makes it anew."
     remedy = f"It was changed by hand, or by another version: {again}"
     return CheckpointError(f"{manifest} {what}", remedy=remedy)

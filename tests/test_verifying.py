@@ -298,7 +298,7 @@ def test_what_may_be_the_users_own_is_not_claimed_by_a_manifest_put_back(out: Pa
     weights = out / "merged" / "model.safetensors"
     weights.write_bytes(b"mine")
 
-    with pytest.raises(OutputError, match="is not empty and was not written by this program"):
+    with pytest.raises(OutputError, match=r"nothing tells a run.s files from yours"):
         Pipeline.from_spec(out.parent / "spec.json").run(out)
 
     assert weights.read_bytes() == b"mine"

@@ -3,8 +3,9 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +14,8 @@ from merging.checkpoints.manifest import MANIFEST, listed_files, read_manifest
 from merging.errors import OutputError, Problem
 from merging.threads import in_threads
 
+PLUGINS = "plugins"
+"""Among the notes in the manifest of a calibrated checkpoint: its files in OUT/heads, with their SHA-256."""
 _CARD = "README.md"  # which people write into
 
 
@@ -40,8 +43,25 @@ def changed_files(checkpoint: Path, known: FileHashes) -> list[Changed]:
     ]
 
 
+def changed_heads(
+    out: Path, state: Path, calibrated: Path | None, owned: Iterable[str], known: FileHashes
+) -> list[Changed]:
+    """Files in OUT/heads that are not those that the last run to end recorded; not those that are gone.
+
+    `state`: OUT/.merging; `calibrated`: if it is done, so that its plug-ins are known where that run did not
+    end; `owned`: what runs made in OUT; `known`: as of `changed_files`."""
+    notes = (read_manifest(calibrated) or {}).get("notes") if calibrated is not None else None
+    plugins = notes.get(PLUGINS) if isinstance(notes, dict) else None
+    recorded: dict[str, Any] = {}
+    for digests in (plugins, (read_manifest(state) or {}).get("sha256")):
+        recorded |= digests if isinstance(digests, dict) else {}
+    names = [name for name in owned if name.startswith("heads/") and name in recorded]
+    found = [(name, known.of(out / name)) for name in names if (out / name).is_file()]
+    return [Changed(out / name, str(recorded[name]), now) for name, now in found if now != recorded[name]]
+
+
 def changed_results(checkpoint: Path, changed: list[Changed]) -> OutputError:
-    """The refusal to go on with that checkpoint."""
+    """The refusal to go on with that checkpoint, or with OUT/heads."""
     problems = [
         Problem(
             str(one.file),
@@ -54,6 +74,6 @@ def changed_results(checkpoint: Path, changed: list[Changed]) -> OutputError:
     return OutputError(
         f"{checkpoint} is finished, but is not what the run wrote there: its files were changed or replaced",
         problems=problems,
-        remedy="Put back what the run wrote; or move these files away, or use --overwrite: then the "
-        "checkpoint is made again.",
+        remedy="Put back what the run wrote; or move these files away, or use --overwrite: then they are "
+        "made again.",
     )

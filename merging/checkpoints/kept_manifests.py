@@ -10,7 +10,7 @@ from typing import Any
 
 from merging.checkpoints.atomic import write_atomic
 from merging.checkpoints.hashing import hashes
-from merging.checkpoints.manifest import MANIFEST, is_inside, read_manifest
+from merging.checkpoints.manifest import FORMAT, MANIFEST, is_inside, read_manifest
 
 _CARD = "README.md"  # which people write into
 
@@ -72,6 +72,8 @@ def _recorded(place: Path, checkpoint: Path) -> dict[str, str] | None:
         return None
     files = about.get("files") if isinstance(about, dict) else None
     digests = about.get("sha256") if isinstance(about, dict) else None
+    if isinstance(about, dict) and about.get("format", FORMAT) != FORMAT:
+        return None
     if not isinstance(files, dict) or not isinstance(digests, dict) or set(files) != set(digests):
         return None
     whole = all(type(size) is int for size in files.values()) and all(

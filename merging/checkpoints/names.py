@@ -16,7 +16,8 @@ class NameMap:
 
     `converted` names take part in more than a renaming (experts that are stacked, projections that are
     split); they map to the first module name that they contribute to. `unused` are names that the module
-    does not have, `obsolete` those of them that its class once stored and now computes itself, `missing`
+    does not have, `obsolete` those of them that its class once stored and now computes itself, `doubled`
+    those that another name fills already (stored with and without a prefix), `missing`
     module names (parameters and stored buffers) that nothing fills, ties taken into account. `ties`: module
     name -> the one whose tensor it shares.
     """
@@ -25,6 +26,7 @@ class NameMap:
     converted: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     obsolete: tuple[str, ...] = ()
+    doubled: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
 
@@ -40,7 +42,7 @@ def module_names(model: nn.Module, names: Iterable[str]) -> NameMap:
     state = model.state_dict()
     renamed: dict[str, str] = {}
     converted: dict[str, str] = {}
-    unused = []
+    unused, doubled = [], []
     ties = tied_names(model)
     filled: dict[str, str] = {}
     rename = _Renaming(model, state)
@@ -56,6 +58,7 @@ def module_names(model: nn.Module, names: Iterable[str]) -> NameMap:
             renamed[plain] = inside
             filled[inside] = plain
             unused.append(other)
+            doubled.append(other)
         else:
             renamed[name] = inside
             filled[inside] = name
@@ -63,7 +66,8 @@ def module_names(model: nn.Module, names: Iterable[str]) -> NameMap:
     present |= {name for name in state if tie_group(name, ties) & present}
     reached = present | _conversion_targets(rename, state, converted)
     missing = tuple(name for name in state if name not in reached)
-    return NameMap(renamed, converted, tuple(unused), _obsolete(model, unused), missing, ties)
+    obsolete = _obsolete(model, unused)
+    return NameMap(renamed, converted, tuple(unused), obsolete, tuple(doubled), missing, ties)
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:

@@ -18,12 +18,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from merging.checkpoints.atomic import sync
 from merging.checkpoints.manifest import MANIFEST, listed_files, remove_if_empty
 from merging.checkpoints.manifest import read_manifest as read_manifest
+from merging.checkpoints.strays import is_read_as_weights
 from merging.errors import OutputError
 
 _PARTIAL = re.compile(r"\.(.+)\.partial-[0-9a-f]{8}")
@@ -174,17 +175,24 @@ def _carry_over(old: Path, new: Path) -> list[str]:
     for name, path in sorted(names.items(), key=lambda item: not _is_free(new / item[0], new)):
         if name in ours:
             continue
-        tops = (new / f"yours-{number}" if number else new for number in count())
+        taken = path.parent == old and is_read_as_weights(path)  # never beside weights that are ours
+        aside = (new / f"yours-{number}" for number in count(1))
+        tops = chain([] if taken else [new], aside)
         destination = next(top / name for top in tops if _is_free(top / name, new))
         destination.parent.mkdir(parents=True, exist_ok=True)
         os.rename(path, destination)
         moved = destination.relative_to(new).as_posix()
         if moved != name:
-            notes.append(f"{name}: its name was needed, your file is now {moved}")
+            free = _is_free(new / name, new)
+            why = "it would be read as weights of the model" if free else "its name was needed"
+            notes.append(f"{name}: {why}, your file is now {moved}")
     for folder in _folders(old):
         name = folder.relative_to(old).as_posix()
         if name != "." and not any(file.startswith(f"{name}/") for file in ours):
-            (new / name).mkdir(parents=True, exist_ok=True)
+            if _can_be_folder(new / name, new):
+                (new / name).mkdir(parents=True, exist_ok=True)
+            else:
+                notes.append(f"{name}: its name was needed, your folder is now {_set_aside(name, new)}")
     for folder in _folders(new):
         sync(folder)
     return notes
@@ -196,6 +204,19 @@ def _is_free(path: Path, top: Path) -> bool:
     return not os.path.lexists(path) and all(
         parent.is_dir() or not os.path.lexists(parent) for parent in above
     )
+
+
+def _can_be_folder(path: Path, top: Path) -> bool:
+    """Whether there is a folder, or one can be made."""
+    return path.is_dir() or _is_free(path, top)
+
+
+def _set_aside(name: str, new: Path) -> str:
+    """Make an empty folder of that name where there is room for it; where that is."""
+    tops = (new / f"yours-{number}" for number in count(1))
+    place = next(top / name for top in tops if _can_be_folder(top / name, new))
+    place.mkdir(parents=True, exist_ok=True)
+    return place.relative_to(new).as_posix()
 
 
 def _locked(folder: Path, *, make: bool) -> int:

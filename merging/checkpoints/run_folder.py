@@ -17,6 +17,7 @@ from merging.checkpoints.differences import differences
 from merging.checkpoints.kept_manifests import kept_manifest, put_back_manifest
 from merging.checkpoints.manifest import MANIFEST, listed_files, read_manifest, remove_listed
 from merging.checkpoints.publish import is_partial, partial_targets, recover
+from merging.checkpoints.unfit_places import refuse_unlisted
 from merging.errors import OutputError, Problem
 from merging.spec.wording import shortened
 
@@ -73,6 +74,9 @@ class RunFolder:
             ]
             self.remarks = tuple(notes)
             if before is not None and not same:
+                self._owned = before["owned"]
+                for name in _CHECKPOINTS:  # before anything is removed
+                    self.refuse_unlisted(name)
                 self._remove(before["owned"])
             if not same or self.begun.is_symlink() or not self.begun.is_dir():
                 _delete(self.begun)
@@ -177,6 +181,11 @@ class RunFolder:
             path.is_file() and (path.name == CARD or path.stat().st_size == size)
             for path, size in paths.items()
         )
+
+    def refuse_unlisted(self, name: str) -> None:
+        """Raise OutputError where a run began OUT/name, and nothing tells which files in it are ours."""
+        if name in self._owned:
+            refuse_unlisted(self.path / name, kept_manifest(self.state, name))
 
     def undo(self, name: str) -> None:
         """Remove what was finished of OUT/name, so that it is made again; the user's own files stay."""

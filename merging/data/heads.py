@@ -23,6 +23,7 @@ CLASSIFIERS = ("classifier", "score", "head", "fc")
 """Modules that hold a linear classifier in transformers, timm and open_clip, by their last name."""
 
 _UNNAMED = re.compile(r"LABEL_\d+")  # how transformers calls a class without a name
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _NORMALISED = "normalised"  # metadata of a head's file: what it reads
 _ACTIVATION = "activation"  # the same, of a layer before the classifier
 
@@ -172,11 +173,18 @@ def _checked(
     normalises: bool = False,
     dense: Dense | None = None,
 ) -> LinearHead:
-    if weight.ndim != 2 or not weight.is_floating_point() or not weight.numel():
-        raise DataError(
-            f'{where}: "weight" is {tuple(weight.shape)} of {weight.dtype}, '
-            "expected [classes, features] of floats"
-        )
+    shape, bias_shape = '"weight" is [classes, features]', '"bias" is [classes]'
+    given = [("weight", weight, 2, shape), ("bias", bias, 1, bias_shape)]
+    if dense is not None:
+        given.append(("dense.weight", dense.weight_HF, 2, '"dense.weight" is [hidden, features]'))
+        given.append(("dense.bias", dense.bias_H, 1, '"dense.bias" is [hidden]'))
+    for name, tensor, axes, meant in given:
+        if tensor is not None and not _is_of_head(tensor, axes):
+            raise DataError(
+                f'{where}: "{name}" is {tuple(tensor.shape)} of {tensor.dtype}, expected floats '
+                f"({', '.join(_FLOATS)}): {meant}",
+                remedy="Save the head anew, with all its tensors as float32.",
+            )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise DataError(f'{where}: "bias" is {tuple(bias.shape)}, "weight" has {weight.shape[0]} classes')
     if dense is not None and dense.weight_HF.shape[:1] != weight.shape[1:]:
@@ -184,8 +192,19 @@ def _checked(
             f'{where}: "dense.weight" is {tuple(dense.weight_HF.shape)}, and "weight", which reads what it '
             f"makes, {tuple(weight.shape)}: expected as many rows as that has columns"
         )
+    if dense is not None and dense.bias_H.shape != dense.weight_HF.shape[:1]:
+        raise DataError(
+            f'{where}: "dense.bias" is {tuple(dense.bias_H.shape)}, "dense.weight" has '
+            f"{dense.weight_HF.shape[0]} rows: expected one value for each"
+        )
     all_tensors = (weight, bias, *((dense.weight_HF, dense.bias_H) if dense is not None else ()))
     bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in all_tensors if tensor is not None)
     if bad:
         raise DataError(f"{where}: {bad} values are NaN or infinite")
     return LinearHead(weight, bias, normalises=normalises, dense=dense)
+
+
+def _is_of_head(tensor: Tensor, axes: int) -> bool:
+    """Whether it has that many axes, some values, and they are floats that can be computed with."""
+    known = str(tensor.dtype).removeprefix("torch.") in _FLOATS
+    return tensor.ndim == axes and known and tensor.numel() > 0

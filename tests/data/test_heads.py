@@ -121,3 +121,33 @@ def test_labels_outside_the_heads_classes(tmp_path):
     assert "2 of 4" in problem.what
     assert "labels from -1 to 5, the head has 3 classes" in problem.what
     assert not label_problems(Task("mnist", test=test))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("dense.bias", torch.zeros(5)),
+        ("dense.bias", torch.zeros(1)),
+        ("dense.bias", torch.zeros(16, dtype=torch.int64)),
+        ("dense.weight", torch.zeros(16, 32, dtype=torch.int32)),
+        ("dense.weight", torch.zeros(16)),
+        ("bias", torch.zeros(3, dtype=torch.int64)),
+        ("bias", torch.zeros(3, dtype=torch.bool)),
+        ("bias", torch.zeros(3, dtype=torch.complex64)),
+        ("bias", torch.zeros(3).to(torch.float8_e4m3fn)),
+        ("weight", torch.zeros(3, 16).to(torch.float8_e4m3fn)),
+    ],
+)
+def test_each_tensor_of_a_head_has_the_shape_and_kind_that_it_needs(tmp_path, name, tensor):
+    whole = {
+        "weight": torch.zeros(3, 16),
+        "bias": torch.zeros(3),
+        "dense.weight": torch.zeros(16, 32),
+        "dense.bias": torch.zeros(16),
+    }
+    save_file(whole, tmp_path / "whole.safetensors", {"activation": "tanh"})
+    save_file({**whole, name: tensor}, tmp_path / "head.safetensors", {"activation": "tanh"})
+
+    assert load_head(tmp_path / "whole.safetensors", task="a").dense is not None
+    with pytest.raises(DataError, match=f'"{name}" is '):
+        load_head(tmp_path / "head.safetensors", task="a")

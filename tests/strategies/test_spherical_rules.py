@@ -84,6 +84,53 @@ def test_karcher_mean_of_opposites_and_zeros_is_finite():
     assert merging.merge("karcher", model(0.0, 0.0), zeros)["w"].tolist() == [0.0, 0.0]
 
 
+def test_karcher_mean_of_single_numbers_has_their_mean_length_and_the_sign_of_more_weight():
+    weights = dict(zip("abcd", (0.1, 2.0, 3.0, 2.0), strict=True))
+    experts = dict(zip("abcd", map(model, (0.3, -0.7, 0.9, 0.2)), strict=True))
+
+    merged = merging.merge("karcher", model(0.0), experts, weights=weights)
+
+    assert merged["w"].tolist() == pytest.approx([(0.03 + 1.4 + 2.7 + 0.4) / 7.1])
+
+
+@pytest.mark.parametrize("tolerance", [1e-5, 1e-14])
+@pytest.mark.parametrize("along", [(1.0, 0.8, -0.5), (1.0, 1.0, -1.0), (1.0, -3.0), (2.0, -0.5, -1.0, 0.1)])
+def test_karcher_mean_of_tensors_on_one_line_lies_on_it(along, tolerance):
+    unit_S = torch.nn.functional.normalize(torch.linspace(-1, 2, 64), dim=0)
+    experts = {f"e{number}": {"w": factor * unit_S} for number, factor in enumerate(along)}
+    side = sum((factor > 0) - (factor < 0) for factor in along)  # where both are as many, the first counts
+    length = (1 if side >= 0 else -1) * sum(map(abs, along)) / len(along)
+
+    merged = merging.merge("karcher", {"w": torch.zeros(64)}, experts, tolerance=tolerance)
+
+    torch.testing.assert_close(merged["w"], length * unit_S, rtol=1e-5, atol=1e-6)
+
+
+def test_karcher_mean_leaves_out_opposites_that_cancel():
+    experts = {"a": model(1.0, 0.0), "b": model(-1.0, 0.0), "c": model(0.0, 1.0)}
+
+    merged = merging.merge("karcher", model(0.0, 0.0), experts)
+
+    assert merged["w"].tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
+
+
+def test_karcher_mean_of_nothing_but_an_expert_of_weight_0_is_zero():
+    experts = {"a": model(1.0, 0.0), "b": model(0.0, 0.0)}
+
+    merged = merging.merge("karcher", model(0.0, 0.0), experts, weights={"a": 0, "b": 1})
+
+    assert merged["w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("along", [-3.0, 3.0])
+def test_slerp_divides_by_no_sine_that_is_rounding(along):
+    tensor_S = torch.randn(50, generator=torch.Generator().manual_seed(1))
+
+    merged = merging.merge("slerp", {"w": tensor_S}, {"a": {"w": along * tensor_S}}, t=0.5, linear_above=1.0)
+
+    torch.testing.assert_close(merged["w"], (1 + along) / 2 * tensor_S, rtol=1e-5, atol=1e-6)
+
+
 def test_model_stock_of_identical_experts_is_the_expert():
     merged = merging.merge("model_stock", model(0.0, 1.0), dict.fromkeys("abc", model(3.0, -2.0)))
 
