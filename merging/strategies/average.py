@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Settings
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Average(TensorMerger):
     precision = "float64"
     differences = False
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         normalize: bool = Field(
             True, description="Divide by the sum of the weights (w_i), which must not be 0."
         )

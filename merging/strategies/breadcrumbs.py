@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Scale, Settings
+from merging.settings import Scale
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,7 @@ class Breadcrumbs(TensorMerger):
     passes = 30.0
     together = True
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         scale: Scale = Field(0.3, description="Weight of the summed task vectors (alpha).")
         density: float = Field(
             0.9, gt=0, le=1, description="Share of entries of each tensor kept (1 - beta)."

@@ -9,7 +9,7 @@ from pydantic import Field
 from merging.contracts.merger import MergeNotes, Merger
 from merging.contracts.method import Progress, silent
 from merging.errors import CheckpointError, Problem, RuleError
-from merging.settings import Settings
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from merging.checkpoints.sink import CheckpointSink
@@ -28,7 +28,7 @@ class Checkpoint(Merger):
     memory = "a row block of one tensor"
     source: CheckpointSource | None = None  # the opened `model`; whoever runs the merge sets it before
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         model: str = Field(description="Folder or hub id of the merged model.")
         revision: str | None = Field(None, description="Branch, tag or commit, for a hub id.")
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Scale, Settings
+from merging.settings import Scale
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ class Dare(TensorMerger):
     passes = 8.0
     together = True
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         scale: Scale = Field(0.3, description="Weight of the summed task vectors (lambda).")
         density: float = Field(0.5, gt=0, le=1, description="Share of entries kept (1 - p).")
         rescale: Literal["expectation", "norm", "none"] = Field(

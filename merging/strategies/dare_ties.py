@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Scale, Settings
+from merging.settings import Scale
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +36,7 @@ class DareTies(TensorMerger):
     passes = 20.0
     together = True
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         scale: Scale = Field(1.0, description="Weight of the merged task vector (lambda).")
         density: float = Field(
             0.5, gt=0, le=1, description="Share of entries kept by the random drop (1 - p)."

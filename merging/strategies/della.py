@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Scale, Settings
+from merging.settings import Scale
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ class Della(TensorMerger):
     precision = "float64"
     passes = 60.0
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         scale: Scale = Field(1.0, description="Weight of the merged task vector (lambda).")
         density: float = Field(0.5, gt=0, le=1, description="Mean share of entries kept (1 - p).")
         epsilon: float = Field(

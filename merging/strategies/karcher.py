@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from merging.settings import Settings, Steps
+from merging.settings import Settings as BaseSettings
+from merging.settings import Steps
 from merging.span_merger import SpanMerger
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Karcher(SpanMerger):
     weighted = True
     differences = False
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         iterations: Steps = Field(10, description="Steps of the iteration at most.")
         tolerance: float = Field(
             1e-5, gt=0, le=1, description="The iteration ends with a step shorter than this."

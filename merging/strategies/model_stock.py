@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from merging.settings import Settings
+from merging.settings import Settings as BaseSettings
 from merging.span_merger import SpanMerger
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class ModelStock(SpanMerger):
     paper = "arXiv:2403.19522"
     memory = "a row block of each model, in float64, and up to 32 blocks as stored; whatever the model's size"
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         rows: bool = Field(
             False, description="An angle for each row along the last axis, not one per tensor."
         )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Scale, Settings
+from merging.settings import Scale
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ class Sce(TensorMerger):
     precision = "float64"
     passes = 12.0
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         scale: Scale = Field(1.0, description="Weight of the merged task vector.")
         density: float = Field(
             1.0,

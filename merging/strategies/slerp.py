@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from merging.settings import Settings
+from merging.settings import Settings as BaseSettings
 from merging.span_merger import SpanMerger
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Slerp(SpanMerger):
     weighted = True
     differences = False
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         t: float | None = Field(
             None,
             ge=0,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Scale, Settings
+from merging.settings import Scale
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ class TaskArithmetic(TensorMerger):
     passes = 3.0
     precision = "float64"
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         scale: Scale = Field(0.3, description="Weight of the summed task vectors (lambda).")
         normalize: bool = Field(
             False, description="Divide the sum by the sum of the weights; a sum of 0 counts as 1."

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from merging.contracts.merger import TensorMerger
-from merging.settings import Scale, Settings
+from merging.settings import Scale
+from merging.settings import Settings as BaseSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ class Ties(TensorMerger):
     passes = 14.0
     together = True
 
-    class Settings(Settings):
+    class Settings(BaseSettings):
         scale: Scale = Field(1.0, description="Weight of the merged task vector (lambda).")
         density: float = Field(0.2, gt=0, le=1, description="Share of entries kept by the trim (k, K).")
         trim: Literal["model", "tensor"] = Field(
