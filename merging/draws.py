@@ -33,7 +33,10 @@ def _words(count: int, offset: int, *address: object) -> np.ndarray:
     """32-bit words, two of each 64-bit number of the generator, the lower half first."""
     digest = hashlib.blake2b("\0".join(map(str, address)).encode(), digest_size=16).digest()
     step, skip = divmod(offset, 2)
-    generator = np.random.PCG64DXSM(int.from_bytes(digest, "little"))
-    generator.advance(step)
-    raw = generator.random_raw((skip + count + 1) // 2)
+    bits = np.random.PCG64DXSM(int.from_bytes(digest, "little"))
+    bits.advance(step)
+    # the same numbers as bits.random_raw(), which would keep other threads waiting
+    raw = np.random.Generator(bits).integers(
+        0, 2**64 - 1, size=(skip + count + 1) // 2, dtype=np.uint64, endpoint=True
+    )
     return raw.astype("<u8", copy=False).view("<u4")[skip : skip + count]
