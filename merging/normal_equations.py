@@ -5,12 +5,14 @@ Shape letters: D inputs and O outputs of a linear (or of all linears of one feed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from merging import native
+from merging.allocator import give_back
 from merging.moments import mirror_, row_blocks
 
 DTYPE = torch.float64
@@ -41,10 +43,7 @@ class NormalEquations:
     that loses no digits to what the W_i have in common, so that products in float32 do."""
 
     def __init__(self, inputs: int, outputs: int, reference_OD: Tensor | None = None) -> None:
-        self._lhs_DD = torch.zeros(
-            inputs, inputs, dtype=DTYPE
-        )  # only its upper blocks, until it is asked for
-        self._whole = True
+        self._lhs = _HalfSum(inputs)
         self._scaled: _Scaled | None = None  # what a solve has made of lhs
         self.gap_OD = torch.zeros(outputs, inputs, dtype=DTYPE)  # rhs - R · lhs
         self.reference_OD = reference_OD
@@ -59,10 +58,7 @@ class NormalEquations:
     def lhs_DD(self) -> Tensor:
         """Sum of s · G (D D)."""
         self._unscale()
-        if not self._whole:
-            mirror_(self._lhs_DD)
-            self._whole = True
-        return self._lhs_DD
+        return self._lhs.whole()
 
     def _unscale(self) -> None:
         if self._scaled is not None:
@@ -86,9 +82,7 @@ class NormalEquations:
 
     def _add(self, met_OD: Tensor, gram_DD: Tensor, scale: float, tokens: int) -> None:
         self._unscale()
-        for start, stop in row_blocks(len(gram_DD)):
-            _add_scaled(self._lhs_DD[start:stop, start:], gram_DD[start:stop, start:], scale)
-        self._whole = False
+        self._lhs.add(gram_DD, scale)
         _add_scaled(self.gap_OD, met_OD, scale)
         self.scale += scale
         self.tokens += tokens
@@ -109,21 +103,23 @@ class NormalEquations:
         features, mean_diagonal = len(lhs_DD), float(lhs_DD.diagonal().mean())
         self._scaled = system = _Scaled(lhs_DD, ridge + damping)
         anchor_OD = torch.zeros_like(self.gap_OD) if anchor_OD is None else anchor_OD.to(self.gap_OD)
-        factor_DD = cholesky(system.unit_DD)
+        factor = system.factor()
         condition, fallback, dropped = float("inf"), "", 0
-        if factor_DD is not None:
-            condition = _condition(system.unit_DD, factor_DD)
-        if factor_DD is not None and condition * self._noise < _USABLE:
+        if factor is not None:
+            condition = _condition(factor)
+        if factor is not None and condition * self._noise < _USABLE:
             start_OD = None if self.reference_OD is None else self.reference_OD.to(self.gap_OD)
             wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping)
-            delta_OD = _solved(factor_DD, wanted_OD.div_(system.size_D).T).T.div_(system.size_D)
+            delta_OD = factor.solved(wanted_OD.div_(system.size_D).T).T.div_(system.size_D)
+            del wanted_OD
+            system.unfactor_()
         else:
+            system.unfactor_()
             start_OD = anchor_OD
             wanted_OD = self._wanted_from_anchor(anchor_OD, damping, system)
             cutoff = features * self._noise
             delta_OD, dropped = _pseudo_solve(system.unit_DD, system.size_D, wanted_OD, cutoff)
             fallback = f"pseudo-inverse without {dropped} of {features} directions"
-        del factor_DD, wanted_OD
         solution_OD = delta_OD if start_OD is None else delta_OD.add_(start_OD)
         self.health = SolveHealth(
             features=features,
@@ -165,6 +161,34 @@ class NormalEquations:
         return (self.offset_O - weight_OD.to(DTYPE) @ self.mean_D + ridge * anchor) / (self.scale + ridge)
 
 
+class _HalfSum:
+    """A sum of Grams: of each row block what is right of its first column, until the whole is asked for."""
+
+    def __init__(self, features: int) -> None:
+        self._rows = row_blocks(features)
+        self._parts = [torch.zeros(stop - start, features - start, dtype=DTYPE) for start, stop in self._rows]
+        self._whole_DD: Tensor | None = None  # the parts are then views of it
+        self._mirrored = False
+
+    def add(self, gram_DD: Tensor, scale: float) -> None:
+        for part, (start, stop) in zip(self._parts, self._rows, strict=True):
+            _add_scaled(part, gram_DD[start:stop, start:], scale)
+        self._mirrored = False
+
+    def whole(self) -> Tensor:
+        if self._whole_DD is None:
+            features = self._rows[-1][1]
+            self._whole_DD = torch.empty(features, features, dtype=DTYPE)
+            for place, (start, stop) in enumerate(self._rows):  # one part goes as the next one comes
+                view = self._whole_DD[start:stop, start:]
+                self._parts[place] = view.copy_(self._parts[place])
+            give_back()
+        if not self._mirrored:
+            mirror_(self._whole_DD)
+            self._mirrored = True
+        return self._whole_DD
+
+
 class _Scaled:
     """lhs + added · I, in the place of lhs, as S · unit · S with a unit diagonal: sums round relative to the
     features' own sizes, so that what drowns in noise shows only there."""
@@ -175,6 +199,16 @@ class _Scaled:
         self.size_D = torch.where(size_D > 0, size_D, torch.ones_like(size_D))
         self.unit_DD = lhs_DD.div_(self.size_D[:, None]).div_(self.size_D[None, :])
         self.added = added
+        self._heads: list[tuple[int, int, Tensor]] = []
+
+    def factor(self) -> Factor | None:
+        """Cholesky of `unit_DD`, where that is possible. May use its memory, until `unfactor_`."""
+        found, self._heads = factor_(self.unit_DD)
+        return found
+
+    def unfactor_(self) -> None:
+        restore_(self.unit_DD, self._heads)
+        self._heads = []
 
     def times(self, rows_OD: Tensor) -> Tensor:
         """rows · (lhs + added · I)."""
@@ -185,37 +219,63 @@ class _Scaled:
         self.unit_DD.mul_(self.size_D[:, None]).mul_(self.size_D[None, :]).diagonal().sub_(self.added)
 
 
-def cholesky(matrix_DD: Tensor) -> Tensor | None:
-    """L of matrix = L Lᵀ, by its lower half; None where it is not positive definite. Above L's diagonal may
-    stand anything.
+class Factor:
+    """L of unit = L Lᵀ, with what is left of `unit` above the diagonal."""
+
+    def __init__(self, lower_DD: Tensor, unit_DD: Tensor, heads: Sequence[tuple[int, int, Tensor]]) -> None:
+        """`lower_DD`: L, by its lower half. Of `unit_DD`, which may be the same memory, only what lies right
+        of the `heads` still counts: the blocks on its diagonal, with the first row and the one after the
+        last."""
+        self.lower_DD, self._unit_DD, self._heads = lower_DD, unit_DD, heads
+
+    def solved(self, rhs_DO: Tensor) -> Tensor:
+        """unit⁻¹ rhs. torch.cholesky_solve would copy the factor each time."""
+        inner_DO = torch.linalg.solve_triangular(self.lower_DD, rhs_DO, upper=False)
+        return torch.linalg.solve_triangular(self.lower_DD.mT, inner_DO, upper=True)
+
+    def times(self, rhs_DO: Tensor) -> Tensor:
+        """unit · rhs."""
+        made_DO = torch.zeros_like(rhs_DO)
+        for start, stop, head_PP in self._heads:
+            right_PR = self._unit_DD[start:stop, stop:]
+            made_DO[start:stop] += head_PP @ rhs_DO[start:stop] + right_PR @ rhs_DO[stop:]
+            made_DO[stop:] += right_PR.T @ rhs_DO[start:stop]
+        return made_DO
+
+
+def factor_(matrix_DD: Tensor) -> tuple[Factor | None, list[tuple[int, int, Tensor]]]:
+    """Cholesky of a symmetric matrix, in its lower half where there are many features; None where it is not
+    positive definite. Also the blocks on the diagonal, with which `restore_` makes the matrix again.
 
     Panel by panel, nearly all of it in matrix products: for many features about twice as fast as LAPACK's,
     which torch calls on a transposed copy."""
+    heads: list[tuple[int, int, Tensor]] = []
     if len(matrix_DD) < 2 * _PANEL:
-        factor_DD, info = torch.linalg.cholesky_ex(matrix_DD)
-        return None if int(info) else factor_DD
-    factor_DD = matrix_DD.clone()
-    for start in range(0, len(factor_DD), _PANEL):
-        stop = min(start + _PANEL, len(factor_DD))
+        lower_DD, info = torch.linalg.cholesky_ex(matrix_DD)
+        return None if int(info) else Factor(lower_DD, matrix_DD, [(0, len(matrix_DD), matrix_DD)]), heads
+    for start in range(0, len(matrix_DD), _PANEL):
+        stop = min(start + _PANEL, len(matrix_DD))
+        heads.append((start, stop, matrix_DD[start:stop, start:stop].clone()))
         if start:
-            done_PK = factor_DD[start:stop, :start]
-            factor_DD[start:, start:stop].addmm_(factor_DD[start:, :start], done_PK.T, alpha=-1)
-        head_PP, info = torch.linalg.cholesky_ex(factor_DD[start:stop, start:stop])
+            done_PK = matrix_DD[start:stop, :start]
+            matrix_DD[start:, start:stop].addmm_(matrix_DD[start:, :start], done_PK.T, alpha=-1)
+        head_PP, info = torch.linalg.cholesky_ex(matrix_DD[start:stop, start:stop])
         if int(info):
-            return None
-        factor_DD[start:stop, start:stop] = head_PP
-        below_RP = factor_DD[stop:, start:stop]
+            return None, heads
+        matrix_DD[start:stop, start:stop] = head_PP
+        below_RP = matrix_DD[stop:, start:stop]
         below_RP.copy_(torch.linalg.solve_triangular(head_PP.mT, below_RP, upper=True, left=False))
-    return factor_DD
+    return Factor(matrix_DD, matrix_DD, heads), heads
+
+
+def restore_(matrix_DD: Tensor, heads: Sequence[tuple[int, int, Tensor]]) -> None:
+    """The matrix that `factor_` took, bit for bit."""
+    for start, stop, head_PP in heads:
+        matrix_DD[start:stop, start:stop] = head_PP
+        matrix_DD[stop:, start:stop] = matrix_DD[start:stop, stop:].T
 
 
 _PANEL = 192  # columns
-
-
-def _solved(factor_DD: Tensor, rhs_DO: Tensor) -> Tensor:
-    """(L Lᵀ)⁻¹ rhs. torch.cholesky_solve would copy the factor each time."""
-    inner_DO = torch.linalg.solve_triangular(factor_DD, rhs_DO, upper=False)
-    return torch.linalg.solve_triangular(factor_DD.mT, inner_DO, upper=True)
 
 
 def _add_scaled(total: Tensor, part: Tensor, scale: float) -> None:
@@ -235,17 +295,18 @@ _USABLE = (
 )
 
 
-def _condition(lhs_DD: Tensor, factor_DD: Tensor) -> float:
+def _condition(factor: Factor) -> float:
     """Largest over smallest eigenvalue by power iteration on the matrix and on its inverse."""
-    steps = 12 if len(lhs_DD) < 2048 else 6  # each reads three matrices
+    features = len(factor.lower_DD)
+    steps = 12 if features < 2048 else 6  # each reads two matrices
     start_D1 = (
-        torch.ones(len(lhs_DD), 1, dtype=DTYPE) + torch.linspace(-0.5, 0.5, len(lhs_DD), dtype=DTYPE)[:, None]
+        torch.ones(features, 1, dtype=DTYPE) + torch.linspace(-0.5, 0.5, features, dtype=DTYPE)[:, None]
     )
     high, low = start_D1, start_D1
     largest = smallest = 1.0
     for _ in range(steps):
-        high = lhs_DD @ (high / high.norm())
-        low = _solved(factor_DD, low / low.norm())
+        high = factor.times(high / high.norm())
+        low = factor.solved(low / low.norm())
         largest, smallest = float(high.norm()), 1.0 / float(low.norm())
     return largest / smallest if smallest > 0 else float("inf")
 

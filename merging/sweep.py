@@ -335,11 +335,9 @@ class Sweep:
         for name, tensor in found.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise NumericalError(f'the solution for "{name}" is not finite', remedy=_steadier(self.rule))
-        kept = self.models.kept
+        kept, wide = self.models.kept, sums_dtype(self._dtype)
         return {
-            name: tensor.to(sums_dtype(self._dtype), copy=True)
-            for name, tensor in found.items()
-            if self.student.stored[name] not in kept
+            name: tensor.to(wide) for name, tensor in found.items() if self.student.stored[name] not in kept
         }
 
     def _equations(self, block: Block, feed: Feed) -> NormalEquations:
@@ -379,7 +377,8 @@ class Sweep:
             stop = start + outputs_of(block.module, linear)
             part_OD = weight_OD[start:stop]
             turned = is_transposed(block.module.get_submodule(linear))
-            found[f"{block.name}.{linear}.weight"] = part_OD.T.contiguous() if turned else part_OD
+            part = part_OD.T.contiguous() if turned else part_OD
+            found[f"{block.name}.{linear}.weight"] = part.to(sums_dtype(self._dtype), copy=True)
             if bias_O is not None and f"{block.name}.{linear}.bias" in self.student.stored:
                 found[f"{block.name}.{linear}.bias"] = bias_O[start:stop]
             start = stop

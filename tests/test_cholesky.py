@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from merging.normal_equations import NormalEquations, cholesky
+from merging.normal_equations import NormalEquations, factor_, restore_
 
 
 @pytest.mark.parametrize("features", [1, 191, 384, 385, 777])
@@ -15,18 +15,26 @@ def test_panels_multiply_to_the_matrix(features: int) -> None:
     )
     matrix = rows.T @ rows
     before = matrix.clone()
-    factor = cholesky(matrix)
+    factor, heads = factor_(matrix)
     assert factor is not None
+    lower = factor.lower_DD.tril()
+    assert torch.allclose(lower @ lower.T, before, rtol=1e-12, atol=1e-9)
+    assert torch.allclose(factor.times(rows[:features]), before @ rows[:features], rtol=1e-10, atol=1e-7)
+    assert torch.allclose(factor.solved(before), torch.eye(features, dtype=torch.float64), rtol=0, atol=1e-6)
+    restore_(matrix, heads)
     assert torch.equal(matrix, before)
-    lower = factor.tril()
-    assert torch.allclose(lower @ lower.T, matrix, rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("broken", [0, 250, 399])
 def test_what_is_not_positive_definite_has_none(broken: int) -> None:
     matrix = torch.eye(400, dtype=torch.float64)
     matrix[broken, broken] = -1.0
-    assert cholesky(matrix) is None
+    matrix[0, 1:] = matrix[1:, 0] = 0.01
+    before = matrix.clone()
+    factor, heads = factor_(matrix)
+    assert factor is None
+    restore_(matrix, heads)
+    assert torch.equal(matrix, before)
 
 
 def test_equations_go_on_after_a_solve_as_if_there_was_none() -> None:
