@@ -73,7 +73,7 @@ def _parts_of(rule: LayerRule, block: BlockSizes, walk: Walk) -> Iterator[list[A
         for place, feed in enumerate(feeds):
             left = together(_equations(rule, one) for one in feeds[place:])
             solving.append(student + found + left + _solving(feed))
-            found += Alive.of(_DOUBLE * feed.outputs * feed.inputs)
+            found += Alive.of(_SINGLE * feed.outputs * feed.inputs)
         yield solving
 
 
@@ -106,9 +106,12 @@ def _moments(rule: LayerRule, feed: FeedSizes) -> Alive:
 
 
 def _equations(rule: LayerRule, feed: FeedSizes) -> Alive:
-    square, flat = feed.inputs**2, feed.outputs * feed.inputs
+    from merging.moments import row_blocks
+
+    flat = feed.outputs * feed.inputs
+    half = [(stop - start) * (feed.inputs - start) for start, stop in row_blocks(feed.inputs)]
     reference = 0 if rule.targets else _SINGLE * flat
-    return Alive.of(_DOUBLE * square, _DOUBLE * flat, reference)
+    return Alive.of(*[_DOUBLE * part for part in half], _DOUBLE * flat, reference)
 
 
 def _folding(feed: FeedSizes) -> Alive:
