@@ -71,7 +71,7 @@ def _parts_of(rule: LayerRule, block: BlockSizes, walk: Walk) -> Iterator[list[A
         yield measuring
         solving = []
         for place, feed in enumerate(feeds):
-            left = together(_equations(rule, one) for one in feeds[place:])
+            left = together(_equations(rule, one) for one in feeds[place + 1 :])
             solving.append(student + found + left + _solving(feed))
             found += Alive.of(_SINGLE * feed.outputs * feed.inputs)
         yield solving
@@ -121,9 +121,10 @@ def _folding(feed: FeedSizes) -> Alive:
 
 
 def _solving(feed: FeedSizes) -> Alive:
-    """The system, its factor and LAPACK's copy of it; right side, correction, solution and copies of them."""
+    """The system, the sums it was made of, or its directions where it has no factor; right side, correction,
+    solution and copies of them."""
     square, flat = feed.inputs**2, feed.outputs * feed.inputs
-    return Alive.of(*[_DOUBLE * square] * 3, *[_DOUBLE * flat] * 5, *[_SINGLE * flat] * 2)
+    return Alive.of(*[_DOUBLE * square] * 2, *[_DOUBLE * flat] * 6, *[_SINGLE * flat] * 2)
 
 
 def _work(rule: LayerRule, sizes: Sizes, walk: Walk) -> Work:
