@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from merging.checkpoints.lora_config import LoraConfig
@@ -119,8 +119,12 @@ def _targeted(config: LoraConfig) -> Matches | None:
     return wanted
 
 
-def _matching(targets: Any) -> Matches | None:
+def _matching(targets: Any, *, unsure: bool = False) -> Matches | None:
+    """PEFT's test of a module's name; None where there is none, or none that can be used. `unsure`: its answer
+    on a name that the pattern takes too long for."""
     if isinstance(targets, str):
+        if not targets:
+            return None
         try:
             patterns = ModulePatterns({targets: True}, "target_modules")
             whole = re.compile(targets)
@@ -131,7 +135,7 @@ def _matching(targets: Any) -> Matches | None:
             try:  # the first refuses what the second would take for ever to match
                 return bool(patterns.value(module, False) and whole.fullmatch(module))
             except CheckpointError:
-                return False
+                return unsure
 
         return fits
     names = frozenset(_names(targets))
@@ -180,17 +184,31 @@ def _in_vain(keys: Keys, config: LoraConfig, label: str) -> tuple[str, ...]:
                 f"{label}: lora_bias is set, and {len(without)} of {len(modules)} modules have no "
                 f"lora_B.bias in the file (first: {without[0]}): nothing is added to their biases"
             )
-    inside = _in_layers(config)
-    if inside is not None and isinstance(_field(config, "target_modules"), list):
-        exact = set(_names(_field(config, "target_modules")))
-        outside = [module for module in modules if module not in exact and not inside(module)]
+    for field, takes in _choices(config):
+        outside = [module for module in modules if not takes(module)]
         if outside:
-            layers = shortened(str(_field(config, "layers_to_transform")))
             notes.append(
-                f"{label}: layers_to_transform is {layers}, and the file has factors of {len(outside)} "
-                f"modules elsewhere (first: {outside[0]}); all are merged, where PEFT would leave these out"
+                f"{label}: {field} is {shortened(str(_field(config, field)))}, and the file has factors of "
+                f"{len(outside)} modules that it leaves out (first: {outside[0]}); all are merged, where PEFT "
+                "would leave these out"
             )
+            modules = [module for module in modules if takes(module)]
     return tuple(notes)
+
+
+def _choices(config: LoraConfig) -> Iterator[tuple[str, Matches]]:
+    """Field -> which modules PEFT adapts by it; where that can be said for certain."""
+    targets, excluded = _field(config, "target_modules"), _field(config, "exclude_modules")
+    drops = _matching(excluded)
+    if drops is not None:
+        yield "exclude_modules", lambda module: not drops(module)
+    takes = None if targets == "all-linear" else _matching(targets, unsure=True)
+    if takes is not None and not _field(config, "target_parameters"):
+        yield "target_modules", takes
+    inside = _in_layers(config)
+    if inside is not None and isinstance(targets, list):
+        exact = frozenset(_names(targets))
+        yield "layers_to_transform", lambda module: module in exact or inside(module)
 
 
 def _saved(config: LoraConfig) -> tuple[str, ...]:

@@ -95,10 +95,27 @@ def test_lengths_of_dora_without_use_dora_stop(adapter):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"exclude_modules": ["v_proj"], "layers_to_transform": [0]}, ("exclude_modules is", "layers_to")),
+    ],
+)
+def test_each_module_that_peft_would_leave_out_is_told_once(adapter, fields, words):
+    notes = adapter(fields=fields)().notes
+
+    assert [word in note for note, word in zip(notes, words, strict=True)] == [True, True]
+    assert "2 modules" in notes[0] and "1 modules" in notes[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
         ({"lora_bias": True}, "lora_bias is set, and 4 of 4 modules have no lora_B.bias"),
         ({"alpha_pattern": {"q_porj": 9}}, 'patterns in alpha_pattern decide for no .*"q_porj"'),
         ({"rank_pattern": {"layers.7.*": 9}}, 'patterns in rank_pattern decide for no .*"layers.7'),
-        ({"layers_to_transform": [0]}, r"layers_to_transform is \[0\].* 2 modules elsewhere .*layers\.1\."),
+        ({"layers_to_transform": [0]}, r"layers_to_transform is \[0\].* 2 modules .*layers\.1\.[\s\S]*PEFT"),
+        ({"exclude_modules": ["v_proj"]}, r"exclude_modules is .* 2 modules .*v_proj[\s\S]*PEFT"),
+        ({"exclude_modules": r".*layers\.0\..*"}, r"exclude_modules is .* 2 modules .*layers\.0\."),
+        ({"target_modules": ["q_proj"]}, r"target_modules is .* 2 modules .*v_proj"),
+        ({"target_modules": r".*\.1\..*(q|v)_proj"}, r"target_modules is .* 2 modules .*layers\.0\."),
     ],
 )
 def test_what_the_config_says_in_vain_is_noted(adapter, fields, words):
