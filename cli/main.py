@@ -16,6 +16,7 @@ from merging.address_space import refuse_too_little_space
 from merging.allocator import share_one_arena
 from merging.errors import MergingError
 from merging.file_names import telling_of_names
+from merging.interpreter import refuse_without_docstrings
 from merging.open_files import allow_open_files, telling_of_open_files
 from merging.want_of_memory import telling_of_memory
 from merging.working_folder import leave_if_gone
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     words = [word for word in arguments if word != "--debug"]
     try:
         with telling_of_memory(*_ANSWERED), telling_of_names(), telling_of_open_files():
+            refuse_without_docstrings()
             allow_open_files()
             code = typer.main.get_command(app).main(words, prog_name="merging", standalone_mode=False)
         flush_results()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -235,7 +236,12 @@ def _weights(given: Mapping[str, float], experts: Mapping[str, object]) -> dict[
 
 
 def _is_weight(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_WEIGHT
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return abs(float(value)) <= LARGEST_WEIGHT
+    except OverflowError:
+        return False
 
 
 def _aliases(base: CheckpointSource, experts: Mapping[str, CheckpointSource]) -> dict[str, str]:

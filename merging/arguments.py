@@ -125,7 +125,7 @@ def is_place(value: object) -> bool:
 
 NAME = kind("a name", lambda value: isinstance(value, str) and value.strip() != "")
 FLAG = kind("True or False", lambda value: isinstance(value, bool))
-FUNCTION = kind("a function", callable)
+PROGRESS = kind("a function of three arguments: stage, done, total", lambda value: _takes(value, "", 0, 1))
 PLACE = kind("a path, as text or a Path", is_place)
 TEXTS = kind(
     "a list of texts",
@@ -144,6 +144,18 @@ def _is_mapping(value: Any) -> bool:
     """Also a ModuleDict, which is none by its class."""
     like_one = all(hasattr(value, name) for name in ("keys", "items", "__getitem__"))
     return isinstance(value, Mapping) or (like_one and not isinstance(value, type))
+
+
+def _takes(value: Any, *arguments: object) -> bool:
+    if not callable(value):
+        return False
+    try:
+        inspect.signature(value).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not tell
+        return True
+    return True
 
 
 def _within(value: Any, at_least: int, below: int) -> bool:

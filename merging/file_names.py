@@ -12,6 +12,7 @@ from pathlib import Path
 
 from merging.errors import MergingError, SpecError
 
+_LONGEST, _DEEPEST, _LONGEST_NAME = 3500, 200, 255  # Linux takes 4,096 bytes of a path, 255 of a name
 _SHOWN = 160  # characters of a name in a message
 _LOCALE = (
     "Run it in a locale with all letters: `export LC_ALL=C.UTF-8`, or PYTHONUTF8=1 before Python starts."
@@ -29,6 +30,22 @@ def refuse_unnameable(path: Path) -> None:
         except UnicodeEncodeError as error:
             what, remedy = _told(error)
             raise SpecError(what, remedy=remedy) from error
+
+
+def too_long(path: Path) -> str | None:
+    """What is wrong with an output folder's path of more bytes or folders, or of longer names, than file
+    systems take, with what a run writes in it."""
+    size, deep = _bytes(str(path)), len(path.parts) - 1
+    longest = max(map(_bytes, path.parts), default=0)
+    if size > _LONGEST or deep > _DEEPEST:
+        return f"it is {size} bytes long and {deep} folders deep, expected at most {_LONGEST} and {_DEEPEST}"
+    if longest > _LONGEST_NAME:
+        return f"a name in it is {longest} bytes long, expected at most {_LONGEST_NAME}"
+    return None
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from merging.arguments import (
     DEVICE,
     FLAG,
-    FUNCTION,
     PLACE,
+    PROGRESS,
     TEXTS,
     checked,
     is_place,
@@ -23,6 +23,7 @@ from merging.arguments import (
 from merging.contracts.method import Progress, silent
 from merging.errors import OutputError, SpecError, run_begun
 from merging.file_names import refuse_unnameable, telling_of_names
+from merging.interpreter import refuse_without_docstrings
 from merging.open_files import telling_of_open_files
 from merging.spec import PipelineSpec, load_spec, parse_spec
 from merging.working_folder import working_folder
@@ -64,6 +65,7 @@ class Pipeline:
 
     @checked(spec=_SPEC)
     def __init__(self, spec: PipelineSpec) -> None:
+        refuse_without_docstrings()
         self.spec = spec
         self.curve: Curve | None = None  # of the search that made this pipeline
         self._opened: Opened | None = None
@@ -109,7 +111,7 @@ class Pipeline:
             self._tasks = open_tasks(self.spec, self.resolve())
         return self._tasks
 
-    @checked(read_weights=FLAG, progress=FUNCTION)
+    @checked(read_weights=FLAG, progress=PROGRESS)
     def validate(self, *, read_weights: bool = False, progress: Progress = silent) -> list[str]:
         """Everything that can be known before the work: remarks, the gravest first; raises what stops a run.
 
@@ -163,7 +165,7 @@ class Pipeline:
             self._steps = Steps(self.spec, self.resolve(), self.tasks())
         return self._steps
 
-    @checked(read_weights=FLAG, progress=FUNCTION)
+    @checked(read_weights=FLAG, progress=PROGRESS)
     def plan(self, *, read_weights: bool = False, progress: Progress = silent) -> Plan:
         """What a run will do and need. Of weights only the first rows of each matrix are read, unless
         `read_weights` is given, as for `validate`."""
@@ -171,7 +173,7 @@ class Pipeline:
 
         return make_plan(self, read_weights=read_weights, progress=progress)
 
-    @checked(sweeps=_SWEEPS, criterion=_CRITERION, until=_UNTIL, device=_DEVICE, progress=FUNCTION)
+    @checked(sweeps=_SWEEPS, criterion=_CRITERION, until=_UNTIL, device=_DEVICE, progress=PROGRESS)
     def search(
         self,
         sweeps: Mapping[str, Sequence[Any]] | Sequence[str],
@@ -208,7 +210,7 @@ class Pipeline:
         found._tasks, found.curve = self._tasks, curve
         return found
 
-    @checked(out=_OUT, until=_UNTIL, device=_DEVICE, overwrite=FLAG, progress=FUNCTION)
+    @checked(out=_OUT, until=_UNTIL, device=_DEVICE, overwrite=FLAG, progress=PROGRESS)
     @telling_of_names()
     @telling_of_open_files()
     def run(
@@ -287,7 +289,7 @@ class Pipeline:
         frechet=FLAG,
         device=_DEVICE,
         overwrite=FLAG,
-        progress=FUNCTION,
+        progress=PROGRESS,
     )
     def drift(
         self,

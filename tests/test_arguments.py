@@ -51,6 +51,22 @@ ODD = [
 ]
 
 
+def test_numbers_of_numpy_and_tuples_are_taken():
+    def merged(weight: Any, layers: Any) -> float:
+        return float(merging.merge(**GOOD, weights={"a": weight}, scale=0.5, layers=layers)["w"][0, 0])
+
+    layers = [{"match": "w", "scale": 0.25}]
+    assert merged(np.float32(2), layers) == merged(2, tuple(layers)) == merged(np.int64(2), layers) == 0.5
+
+
+@pytest.mark.parametrize("progress", [lambda: None, lambda stage, done: None, lambda *, stage: None])
+def test_a_progress_that_cannot_be_called_is_refused_before_the_work(pipeline: Pipeline, progress: Any):
+    with pytest.raises(SpecError, match=r"progress: .*expected a function of three arguments"):
+        pipeline.run("out", progress=progress)
+
+    assert not Path("out").exists()
+
+
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     """Of two tensors, in a working folder of its own."""

@@ -10,7 +10,7 @@ from merging.checkpoints.lora_config import LoraConfig
 from merging.checkpoints.lora_keys import Keys
 from merging.checkpoints.module_patterns import ModulePatterns
 from merging.errors import CheckpointError, Problem
-from merging.spec.wording import shortened
+from merging.spec.wording import counted, shortened
 
 _PREFIX = "base_model.model."
 _LEAVES = (".weight", ".in_proj_weight")
@@ -120,8 +120,8 @@ def _targeted(config: LoraConfig) -> Matches | None:
 
 
 def _matching(targets: Any, *, unsure: bool = False) -> Matches | None:
-    """PEFT's test of a module's name; None where there is none, or none that can be used. `unsure`: its answer
-    on a name that the pattern takes too long for."""
+    """PEFT's test of a module's name; None where there is none, or none that can be used. `unsure`: its
+    answer on a name that the pattern takes too long for."""
     if isinstance(targets, str):
         if not targets:
             return None
@@ -189,8 +189,8 @@ def _in_vain(keys: Keys, config: LoraConfig, label: str) -> tuple[str, ...]:
         if outside:
             notes.append(
                 f"{label}: {field} is {shortened(str(_field(config, field)))}, and the file has factors of "
-                f"{len(outside)} modules that it leaves out (first: {outside[0]}); all are merged, where PEFT "
-                "would leave these out"
+                f"{counted(len(outside), 'module')} that it leaves out (first: {outside[0]}); all are "
+                "merged, where PEFT would leave these out"
             )
             modules = [module for module in modules if takes(module)]
     return tuple(notes)

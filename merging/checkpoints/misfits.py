@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from merging.checkpoints.source import CheckpointSource
 from merging.errors import Problem
+from merging.spec.wording import counted
 
 _FEW = 10  # so many names are listed one by one; of more, three are shown
 
@@ -17,7 +18,8 @@ def differing_names(where: str, missing: Sequence[str], extra: Sequence[str], to
         what = f"{len(missing)} of {total} tensors of the base are missing: {listed(missing)}"
         problems.append(Problem(where, what))
     if extra:
-        problems.append(Problem(where, f"{len(extra)} tensors are not in the base: {listed(extra)}"))
+        are = f"{counted(len(extra), 'tensor')} {'is' if len(extra) == 1 else 'are'}"
+        problems.append(Problem(where, f"{are} not in the base: {listed(extra)}"))
     prefix = _prefix_that_differs(missing, extra)
     if prefix:
         whose, value = prefix

@@ -19,6 +19,7 @@ from merging.checkpoints.manifest import MANIFEST, listed_files, read_manifest, 
 from merging.checkpoints.publish import is_partial, partial_targets, recover
 from merging.checkpoints.unfit_places import refuse_unlisted
 from merging.errors import OutputError, Problem
+from merging.file_names import too_long
 from merging.spec.wording import shortened
 
 _HIDDEN = ".merging"
@@ -96,6 +97,11 @@ class RunFolder:
     def check(self) -> None:
         """Raises OutputError if nothing can be written there; changes nothing."""
         path = self.path
+        if unfit := too_long(path):
+            raise OutputError(
+                f"{shortened(str(path))} cannot be an output folder: {unfit}",
+                remedy="Choose another output path.",
+            )
         try:
             os.lstat(path / _HIDDEN / "state.json")  # the longest of the names that are sure to be wanted
         except (FileNotFoundError, NotADirectoryError, PermissionError):

@@ -15,6 +15,7 @@ from merging.checkpoints.scratch import Scratch
 from merging.checkpoints.source import CheckpointSource, CopyRows, TensorSpec, fill_
 from merging.checkpoints.weight_files import find_safetensors
 from merging.errors import CheckpointError, Problem
+from merging.spec.wording import counted
 
 
 class SafetensorsSource(CheckpointSource):
@@ -50,7 +51,7 @@ class SafetensorsSource(CheckpointSource):
         if found.placement is not None and len(self._places) < len(found.placement):
             lost = [name for name in found.placement if name not in self._places]
             raise CheckpointError(
-                f"{found.index} names {len(lost)} tensors that its files do not hold",
+                f"{found.index} names {counted(len(lost), 'tensor')} that its files do not hold",
                 problems=[Problem(found.placement[name], f'has no "{name}"') for name in lost[:10]],
             )
 

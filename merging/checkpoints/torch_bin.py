@@ -18,6 +18,7 @@ from merging.checkpoints.header import START, refuse_gguf, refuse_pointer
 from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.checkpoints.weight_files import find_pickled
 from merging.errors import CheckpointError, Problem
+from merging.spec.wording import counted
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # where training loops put the weights
 
@@ -58,7 +59,7 @@ class TorchBinSource(CheckpointSource):
         lost = [name for name in found.placement or () if name not in self._tensors]
         if lost:
             raise CheckpointError(
-                f"{found.index} names {len(lost)} tensors that its files do not hold",
+                f"{found.index} names {counted(len(lost), 'tensor')} that its files do not hold",
                 problems=[Problem((found.placement or {})[name], f'has no "{name}"') for name in lost[:10]],
             )
 

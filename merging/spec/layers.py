@@ -23,7 +23,7 @@ def read_layers(
     findings: Findings,
 ) -> tuple[LayerEntry, ...] | None:
     """The entries, or None after findings. `given`: the rule's settings, valid by now."""
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):  # in Python a tuple will do
         findings.add(join(where, "layers"), f"found {described(value)}, expected a list", _LIKE)
         return None
     places = [f"{join(where, 'layers')}[{number}]" for number in range(len(value))]

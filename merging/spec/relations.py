@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from merging.data.spec import TaskSpec
+from merging.file_names import too_long
 from merging.layer_settings import changed
 from merging.registry import did_you_mean
 from merging.spec.component import Component, find_class
@@ -174,6 +175,9 @@ def _check_output(
     findings: Findings,
 ) -> None:
     if output is None or output.path is None:
+        return
+    if unfit := too_long(output.path):
+        findings.add("output.path", f"cannot be an output folder: {unfit}", "Choose another folder.")
         return
     for what in clashes(output.path, base, experts, merge, tasks):
         findings.add("output.path", what, "Choose another folder.")

@@ -7,6 +7,11 @@ import re
 from collections.abc import Mapping
 
 
+def counted(number: int, what: str) -> str:
+    """`1 tensor`, `3 tensors`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def described(value: object) -> str:
     """A JSON value as a message calls it: `the text "abc"`, `a list`."""
     if value is None:

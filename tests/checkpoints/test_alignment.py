@@ -96,7 +96,7 @@ def test_missing_extra_and_misshapen_are_reported_together(tiny, tmp_path):
     expert["model.layers.0.self_attn.q_norm.weight"] = torch.ones(8)
     found = aligned(base, expert, tiny("llama"))
     assert "1 of 21 tensors of the base are missing: model.layers.1.self_attn.q_proj.weight" in text(found)
-    assert "1 tensors are not in the base: model.layers.0.self_attn.q_norm.weight" in text(found)
+    assert "1 tensor is not in the base: model.layers.0.self_attn.q_norm.weight" in text(found)
     assert "2 of 21 tensors differ in shape" in text(found)
     assert "(base 64 x 32, expert 70 x 32)" in text(found)
     assert "vocabularies differ" in text(found)

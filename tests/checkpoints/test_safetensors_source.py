@@ -252,7 +252,7 @@ def test_an_index_of_missing_shards_names_them(folder):
 
 def test_an_index_of_tensors_that_are_not_in_their_shard(folder):
     index(folder, {"a.weight": "model.safetensors", "z": "model.safetensors"})
-    with pytest.raises(CheckpointError, match=r'(?s)1 tensors that its files do not hold.*has no "z"'):
+    with pytest.raises(CheckpointError, match=r'(?s)1 tensor that its files do not hold.*has no "z"'):
         SafetensorsSource(folder)
 
 

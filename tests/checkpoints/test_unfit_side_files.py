@@ -67,11 +67,26 @@ def test_an_output_path_that_no_file_system_takes(
 
     assert main(["pipeline", command, str(spec)]) == 2
     told = capsys.readouterr().err
-    assert "cannot be an output folder: File name too long" in told
+    assert "cannot be an output folder: a name in it is 300 bytes long, expected at most 255" in told
     assert "Choose another" in told
 
 
-@pytest.mark.parametrize("name", ["y" * 300, "/".join(["long"] * 2000), "ring/out"])
+@pytest.mark.parametrize("command", ["run", "validate", "plan"])
+def test_an_output_path_of_more_folders_than_can_be_made(
+    spec: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = json.loads(spec.read_text())
+    spec.write_text(json.dumps({**asked, "output": "d/" * 1500}))
+
+    assert main(["pipeline", command, str(spec)]) == 2
+    told = capsys.readouterr().err
+    assert "folders deep, expected at most 3500 and 200" in told
+    assert "Traceback" not in told
+    assert len(told) < 800
+    assert not (spec.parent / "d").exists()
+
+
+@pytest.mark.parametrize("name", ["y" * 300, "/".join(["long"] * 2000), "d/" * 500, "ring/out"])
 def test_an_output_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
     (tmp_path / "ring").symlink_to("ring")
 

@@ -130,3 +130,13 @@ def test_names_that_would_steer_the_terminal_are_shown_as_escapes(merging_comman
     for text in (shown, told):
         assert not set(text) & set("\x1b\x07\u202e")
     assert "\\x1b[2J\\x1b]0;gone\\x07\\u202etxet" in shown
+
+
+@pytest.mark.parametrize(("option", "code"), [("-OO", 2), ("-O", 0)])
+def test_python_without_docstrings_is_refused_before_libraries_are_loaded(option, code):
+    command = [sys.executable, option, "-m", "merging", "list"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.startswith("error: Python runs without docstrings (-OO") == (option == "-OO")
+    assert "[ERROR]" not in ended.stderr
