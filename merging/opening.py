@@ -21,6 +21,7 @@ from merging.checkpoints.lora import is_adapter, open_adapter
 from merging.checkpoints.lora_places import Placement
 from merging.checkpoints.lora_roles import outline_of
 from merging.checkpoints.names import NameMap, module_names
+from merging.checkpoints.parts import Parts
 from merging.checkpoints.prepared import PreparedFolder
 from merging.checkpoints.quantised import QUANTISED_KEYS
 from merging.checkpoints.source import CheckpointSource, FilledSource
@@ -51,10 +52,12 @@ from merging.preflight import (
     processor_findings,
     refuse_unwalkable,
     running_statistics,
+    unfilled_problems,
     unmade_notes,
     unmade_problems,
 )
 from merging.spec import PipelineSpec
+from merging.unfilled import unfilled
 from merging.unmade import unmade
 from merging.vocabulary import Matched, match_vocabularies
 from merging.vocabulary_comparison import Member
@@ -102,8 +105,17 @@ def _compared(spec: PipelineSpec) -> Opened:
     problems += config_problems(model, {name: at for name, at in inside.items() if not keeps(name)}, base)
     if backbone is not None and model is not None:
         problems += class_problems(backbone)
-        in_parts = {place.name for place in backbone.parts(base.names()).values()}
+        parts = Parts(backbone.parts(base.names()))
+        in_parts = {place.name for place in parts.places.values()}
         elsewhere = _either(_either(keeps, is_outer), in_parts.__contains__)
+        if names.renamed or names.converted:
+            from_parts = set(backbone.module_names(parts.names(base.names())).values())
+            problems += unfilled_problems(model, unfilled(model, names, from_parts))
+        else:
+            notes.append(
+                f"base: none of its tensors is one of {type(model).__name__}'s, which its config names: the "
+                "results will not open as that class"
+            )
         found = unmade(model, names, base, elsewhere)
         problems += unmade_problems(model, found)
         notes += unmade_notes(model, found)

@@ -71,6 +71,18 @@ def config_problems(
     return [Problem("base", _listed(differing), _UNFIT)] if differing else []
 
 
+def unfilled_problems(model: nn.Module, lost: Sequence[str]) -> list[Problem]:
+    """Parameters that the base does not store: no result would load with them."""
+    if not lost:
+        return []
+    total = len(dict(model.named_parameters(remove_duplicate=False)))
+    what = (
+        f"{len(lost)} of {total} parameters that {type(model).__name__} has by the config are not stored, "
+        f"and would be drawn at random: {_names(lost)}"
+    )
+    return [Problem("base", what, _UNFIT)]
+
+
 def unmade_problems(model: nn.Module, found: Unmade) -> list[Problem]:
     """Tensors of the base that its config takes away from the model: they would be merged and written, and
     never run, calibrated or scored."""

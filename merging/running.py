@@ -210,7 +210,7 @@ class Run:
         self.measured_on = inputs_read(measuring, hashes)
 
     def _refuse_changed(self, until: Literal["merge", "calibrate"] | None) -> None:
-        """Raise OutputError where what this run would go on with, a finished checkpoint or a head, is not
+        """Raise OutputError where what this run would go on with or replace, a checkpoint or a head, is not
         what a run wrote, or a checkpoint cannot be replaced. With `overwrite` what was changed is made
         again."""
         known, wanted = FileHashes(), {"merged": self._merge_facts()}
@@ -219,14 +219,17 @@ class Run:
             wanted["calibrated"] = self._calibrate_facts()
         for name, facts in wanted.items():
             place = self.folder.path / name
-            if not self.folder.stage_done(name, fingerprint(facts)):
+            finished = self.folder.stage_done(name, fingerprint(facts))
+            if not finished:
                 self.folder.refuse_unlisted(name)
                 refuse_unfit_target(place)
-                continue
-            done.append(name)
-            changed, added = changed_files(place, known), strays(place)
+            changed = changed_files(place, known)
             if changed and not self.folder.overwrite:
                 raise changed_results(place, changed)
+            if not finished:
+                continue
+            done.append(name)
+            added = strays(place)
             if not self.folder.overwrite:
                 refuse_strays(place, added)
             if changed or added:

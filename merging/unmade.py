@@ -91,7 +91,9 @@ def _numbers(model: nn.Module, path: str) -> list[int]:
 
 def _predicting(model: nn.Module) -> int:
     config = getattr(model, "config", None)
-    return max(int(getattr(config, field, None) or 0) for field in _PREDICTING)
+    inner = getattr(config, "get_text_config", lambda: None)()
+    told = [getattr(one, field, None) for one in (config, inner) for field in _PREDICTING]
+    return max((value for value in told if isinstance(value, int)), default=0)
 
 
 def _owner(model: nn.Module, name: str, parents: dict[str, str]) -> nn.Module | None:

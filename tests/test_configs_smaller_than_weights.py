@@ -70,13 +70,20 @@ def checked(
     model: nn.Module,
     *,
     tensors: Mapping[str, Tensor] | None = None,
+    without: str = "",
     backbone: Any = "auto",
     **config: Any,
 ) -> tuple[str, ...]:
-    """What is remarked of a base and an expert that are that model; raises what a run would."""
+    """What is remarked of a base and an expert that are that model, less the tensors `without`; raises what a
+    run would."""
     torch.manual_seed(0)
     base = saved(folder / "base", model, config=config, tensors=tensors or {})
     expert = saved(folder / "expert", model, config=config, tensors=tensors or {})
+    for weights in (base / "model.safetensors", expert / "model.safetensors") if without else ():
+        stored = load_file(weights)
+        kept = {name: tensor for name, tensor in stored.items() if not re.search(without, name)}
+        assert len(kept) < len(stored)
+        save_file(kept, weights, {"format": "pt"})
     spec = {
         "base": str(base),
         "experts": {"x": str(expert)},
@@ -109,6 +116,56 @@ def test_a_config_that_makes_less_than_the_weights_have_is_refused(
     said = " ".join(f"{one.what} {one.remedy}" for one in refused.value.problems)
     assert "Config and weights do not belong together" in said
     assert re.search(words, said), said
+
+
+def llama() -> nn.Module:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED))
+
+
+@pytest.mark.parametrize(
+    ("make", "without", "config", "words"),
+    [
+        (llama, "", {"num_hidden_layers": 5}, r"18 of 48 parameters .*layers\.3\."),
+        (llama, r"layers\.1\.", {}, r"9 of 30 .*layers\.1\."),
+        (llama, r"layers\.0\.self_attn\.q_proj", {}, r"1 of 30 .*q_proj\.weight"),
+        (llama, "embed_tokens", {}, r"1 of 30 .*embed_tokens"),
+        (llama, "lm_head", {"tie_word_embeddings": False}, r"1 of 30 .*lm_head"),
+        (llama, "", {"attention_bias": True}, r"12 of 42 .*q_proj\.bias"),
+        (vit, r"layer\.?s?\.1\.", {}, r"layers?\.1\."),
+        (t5, r"decoder\.block\.1\.", {}, r"decoder\.block\.1\."),
+        (routed, r"experts\.3\.", {}, r"experts\.3\."),
+    ],
+)
+def test_weights_that_are_less_than_the_config_makes_are_refused(
+    tmp_path: Path, make: Callable[[], nn.Module], without: str, config: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        checked(tmp_path, make(), without=without, **config)
+
+    said = " ".join(f"{one.what} {one.remedy}" for one in refused.value.problems)
+    assert "would be drawn at random" in said
+    assert "Config and weights do not belong together" in said
+    assert re.search(words, said), said
+
+
+def swiglu() -> nn.Module:
+    return hf.Dinov2Model(hf.Dinov2Config(**SIZE, **PICTURE, use_swiglu_ffn=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "without"), [(vit, "classifier"), (lambda: CASES["gpt2"][1](), ""), (t5, ""), (swiglu, "")]
+)
+def test_a_head_of_a_task_and_what_is_tied_or_stored_in_parts_is_not_missed(
+    tmp_path: Path, make: Callable[[], nn.Module], without: str
+) -> None:
+    checked(tmp_path, make(), without=without)
+
+
+@pytest.mark.parametrize("field", ["num_mtp_layers", "num_nextn_predict_layers"])
+@pytest.mark.parametrize("value", [[1], "one", {"a": 1}, 1.5, None, -1])
+def test_a_count_of_further_layers_that_is_no_number_is_none(tmp_path: Path, field: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"layers\.2\."):
+        checked(tmp_path, llama(), num_hidden_layers=2, **{field: value})
 
 
 def test_biases_of_zeros_that_a_config_switches_off_are_only_remarked(tmp_path: Path) -> None:

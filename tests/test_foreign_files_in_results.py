@@ -149,7 +149,10 @@ class TestWeightsBesideTheResults:
         with pytest.raises(OutputError, match="beside its own"):
             open_result(out / "merged", Pipeline.from_spec(made / "spec.json").resolve())
 
-    @pytest.mark.parametrize("name", ["notes.txt", "model-q4.gguf", "pytorch_model.bin", "training_args.bin"])
+    @pytest.mark.parametrize(
+        "name",
+        ["notes.txt", "model-q4.gguf", "pytorch_model.bin", "training_args.bin", "._model.safetensors"],
+    )
     def test_what_nobody_reads_as_the_model_may_lie_there(
         self,
         made: Path,  # noqa: F811

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,44 @@ def test_a_byte_that_was_flipped_in_a_finished_run_is_found(made: Path, tmp_path
 
     assert weights.read_bytes() == before
     assert merging.verify(out).unchanged
+
+
+def longer_config(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "note": "mine"}))
+
+
+def half_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    save_file({name: one.half() for name, one in load_file(file).items()}, file, {"format": "pt"})
+
+
+def pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+
+def longer_config_and_no_weights(folder: Path) -> None:
+    longer_config(folder)
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("change", [longer_config, half_weights, pointer, longer_config_and_no_weights])
+@pytest.mark.parametrize("stage", ["merged", "calibrated"])
+def test_what_was_changed_to_another_size_is_not_written_over(
+    made: Path, tmp_path: Path, stage: str, change: Callable[[Path], None]
+) -> None:
+    out = copy_of(made, "out", tmp_path)
+    first = content(out)
+    change(out / stage)
+    before = content(out)
+
+    with pytest.raises(OutputError, match=f"{stage} is finished, but is not what the run wrote"):
+        run(made, out)
+    assert content(out) == before
+    run(made, out, overwrite=True)
+
+    weights = [name for name in first if name.endswith((".safetensors", "config.json"))]
+    assert {name: content(out)[name] for name in weights} == {name: first[name] for name in weights}
 
 
 def test_a_model_card_may_be_edited_and_nothing_is_read_twice(

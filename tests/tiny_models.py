@@ -112,6 +112,11 @@ CASES: dict[str, Case] = {
         lambda: hf.Dinov2ForImageClassification(hf.Dinov2Config(**DINOV2, num_labels=4)),
         PATCHES,
     ),
+    "dinov2_swiglu": (
+        ViT,
+        lambda: hf.Dinov2Model(hf.Dinov2Config(**DINOV2, use_swiglu_ffn=True)),
+        PATCHES,
+    ),
     "llama": (Llama, lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), SENTENCES),
     "llama_tied": (
         Llama,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from merging.checkpoints.vocabularies import CONFIG_KEYS
-from merging.contracts.backbone import Backbone, Batch
+from merging.contracts.backbone import Backbone, Batch, Location
 from merging.errors import CheckpointError, DataError, TracingError
 from merging.libraries import reading_with
 
@@ -152,9 +152,17 @@ class TransformersBackbone(Backbone):
     def module_names(self, names: tuple[str, ...]) -> dict[str, str]:
         from merging.checkpoints.names import module_names
 
+        return dict(module_names(self._outlined(), names).renamed)
+
+    def parts(self, names: tuple[str, ...]) -> dict[str, Location]:
+        from merging.backbones.split_weights import split_weights
+
+        return split_weights(self._outlined(), names)
+
+    def _outlined(self) -> nn.Module:
         if self._outline is None:
             self._outline = self.skeleton()
-        return dict(module_names(self._outline, names).renamed)
+        return self._outline
 
     def resize_vocabulary(self, before: int, now: int) -> None:
         for config in (self.config, self.config.get_text_config()):

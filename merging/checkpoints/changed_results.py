@@ -28,13 +28,14 @@ class Changed(NamedTuple):
 
 
 def changed_files(checkpoint: Path, known: FileHashes) -> list[Changed]:
-    """Files that the manifest lists and whose content is another now; model cards may be edited.
+    """Files that the manifest lists and whose content is another now; not those that are gone. Model cards
+    may be edited.
 
-    `checkpoint`: finished, all files that it lists are there. `known`: so that a file that has not changed
-    since it was last hashed is not read again."""
+    `known`: so that a file that has not changed since it was last hashed is not read again."""
     digests = (read_manifest(checkpoint) or {}).get("sha256")
     recorded = digests if isinstance(digests, dict) else {}
-    names = [name for name in listed_files(checkpoint) or () if Path(name).name != _CARD]
+    listed = [name for name in listed_files(checkpoint) or () if Path(name).name != _CARD]
+    names = [name for name in listed if (checkpoint / name).is_file()]
     found = in_threads(lambda name: known.of(checkpoint / name), names, torch.get_num_threads())
     return [
         Changed(checkpoint / name, str(recorded.get(name, "")), digest)

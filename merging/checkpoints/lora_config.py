@@ -105,11 +105,7 @@ def read_config(folder: Path, label: str) -> LoraConfig:
     """Raises CheckpointError for a config that is damaged, or that asks for more than this package reads."""
     file = folder / CONFIG
     if not file.is_file():
-        full = (folder / "config.json").is_file()
-        raise CheckpointError(
-            f"{folder} is not an adapter: it has no {CONFIG}",
-            remedy='It looks like a full checkpoint: name it under "model".' if full else "",
-        )
+        raise CheckpointError(f"{folder} is not an adapter: it has no {CONFIG}", remedy=_instead(folder))
     try:
         found = json_value(file.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -117,6 +113,13 @@ def read_config(folder: Path, label: str) -> LoraConfig:
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} holds a {type(found).__name__}, expected an object")
     return checked(found, label, file)
+
+
+def _instead(folder: Path) -> str:
+    if (folder / "config.json").is_file():
+        return 'It looks like a full checkpoint: name it under "model".'
+    inside = sorted(found.parent.name for found in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    return f"Name the folder of one in it: {', '.join(inside[:5])}." if inside else ""
 
 
 def checked(found: Mapping[str, Any], label: str, file: Path | str = CONFIG) -> LoraConfig:

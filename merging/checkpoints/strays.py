@@ -16,7 +16,10 @@ _ADAPTER = "adapter_config.json"  # by which transformers and PEFT take a folder
 
 def is_read_as_weights(file: Path) -> bool:
     """Whether somebody who opens its folder may take this file for weights of the checkpoint, which always
-    is safetensors: pickles, GGUF and the like beside it are passed over."""
+    is safetensors: pickles, GGUF and the like beside it are passed over, and so are hidden files, as macOS
+    leaves beside those that it copies."""
+    if file.name.startswith("."):
+        return False
     if file.name == _ADAPTER:
         return file.is_symlink() or file.is_file()
     return file.name.endswith(_ENDINGS) and is_weights(file)

@@ -173,7 +173,9 @@ def _loaded_json(text: str, label: str) -> Any:
             what = "a comma before the closing bracket"
         elif before.endswith(",") is False and text[error.pos : error.pos + 1] == '"' and "delimiter" in what:
             what += " (is one missing at the end of the line before?)"
-        raise SpecError(f"{label}, line {error.lineno}, column {error.colno}: {what}") from None
+        remedy = "" if text.lstrip()[:1] in "{[" else "Is it YAML? Then its name has to end in .yaml."
+        where = f"{label}, line {error.lineno}, column {error.colno}"
+        raise SpecError(f"{where}: {what}", remedy=remedy) from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -287,3 +287,13 @@ def test_values_that_are_not_finite_come_with_a_remedy():
         NumericalError, match=r"1 of 2 values that are not finite\n.*check the experts' files"
     ):
         rounded(torch.tensor([1.0, float("inf")]), torch.float32, name="w")
+
+
+def test_the_folder_of_a_named_adapter_inside_is_told(tmp_path: Path) -> None:
+    (tmp_path / "math").mkdir()
+    (tmp_path / "math" / "adapter_config.json").write_text('{"r": 4}')
+
+    with pytest.raises(CheckpointError, match="it has no adapter_config") as caught:
+        read_config(tmp_path, "expert")
+
+    assert caught.value.remedy == "Name the folder of one in it: math."

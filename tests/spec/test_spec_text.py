@@ -17,6 +17,7 @@ from merging.spec import load_spec, parse_spec
         ('{\n "base": "b"\n "merge": {}}', r"line 3, column 2"),
         ('["a"]', "found a list at the top"),
         ("3", "found the number 3 at the top"),
+        ("base: b\n", r"line 1, column 1: .*\n.*Is it YAML\? Then its name has to end in \.yaml"),
         ('{"seed": 1, "seed": 2}', '"seed" is given twice'),
         ('{"seed": NaN}', "NaN"),
         ('{"seed": -Infinity}', "-Infinity"),
