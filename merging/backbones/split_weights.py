@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -30,14 +31,10 @@ def split_weights(model: nn.Module, names: Iterable[str]) -> dict[str, Location]
     return places
 
 
-def _cuts_rows(converter: object) -> bool:
-    operations, sources = getattr(converter, "operations", ()), getattr(converter, "source_patterns", ())
-    if len(operations) != 1 or len(sources) != 1:
+def _cuts_rows(converter: Any) -> bool:
+    if len(converter.operations) != 1 or len(converter.source_patterns) != 1:
         return False
-    (one,) = operations
-    return (
-        type(one).__name__ == "Chunk"
-        and one.dim == 0
-        and getattr(one, "num_shards_attribute", None) is None
-        and len(getattr(converter, "target_patterns", ())) > 1
-    )
+    one = converter.operations[0]
+    cuts = type(one).__name__ == "Chunk" and one.dim == 0
+    by_config = getattr(one, "num_shards_attribute", None) is not None
+    return cuts and not by_config and len(converter.target_patterns) > 1
