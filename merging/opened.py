@@ -74,6 +74,7 @@ class Opened:
     findings: tuple[Finding, ...] = ()  # of configs; whoever checks the run says which stop it
     known: Outline | None = None  # what `outline` says, where results are adapters
     placements: Mapping[str, Placement] = field(default_factory=dict)  # of the experts that are adapters
+    by_headers: bool = True  # whether all of this is known from configs and headers, and not by values
 
     @property
     def side_files(self) -> Path:

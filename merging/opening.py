@@ -73,7 +73,7 @@ def open_models(spec: PipelineSpec) -> Opened:
     if plain is not None and (opened := plain.recalled()) is not None:
         return opened
     opened = _compared(spec)
-    if plain is not None:
+    if plain is not None and opened.by_headers:
         plain.remember(opened)
     return opened
 
@@ -100,7 +100,7 @@ def _compared(spec: PipelineSpec) -> Opened:
     heads: dict[str, Mapping[str, Tensor]] = {}
     placements: dict[str, Placement] = {}
     kept = {name for name in base.names() if keeps(name)}
-    notes, problems = list(base.notes), []
+    notes, problems, by_headers = list(base.notes), [], True
     inside = backbone.module_names(base.names()) if backbone is not None else {}
     problems += config_problems(model, {name: at for name, at in inside.items() if not keeps(name)}, base)
     if backbone is not None and model is not None:
@@ -117,6 +117,7 @@ def _compared(spec: PipelineSpec) -> Opened:
                 "results will not open as that class"
             )
         found = unmade(model, names, base, elsewhere)
+        by_headers = not found.doubtful  # biases of zeros are among them
         problems += unmade_problems(model, found)
         notes += unmade_notes(model, found)
     notes += backbone.remarks() if backbone is not None else ()
@@ -216,6 +217,7 @@ def _compared(spec: PipelineSpec) -> Opened:
         tuple(findings),
         known,
         placements,
+        by_headers,
     )
 
 

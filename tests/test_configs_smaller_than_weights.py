@@ -176,6 +176,16 @@ def test_biases_of_zeros_that_a_config_switches_off_are_only_remarked(tmp_path: 
     assert any("1 stored tensors lie among the modules" in note and "q_proj.bias" in note for note in notes)
 
 
+def test_biases_that_are_zeros_no_more_are_refused_though_their_kind_was_opened_before(
+    tmp_path: Path,
+) -> None:
+    name = "model.layers.0.self_attn.q_proj.bias"
+    checked(tmp_path, llama(), tensors={name: torch.zeros(32)})
+
+    with pytest.raises(CheckpointError, match="q_proj"):
+        checked(tmp_path, llama(), tensors={name: torch.ones(32)})
+
+
 def test_a_norm_that_the_class_does_not_have_is_remarked(tmp_path: Path) -> None:
     norm = {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}
 
