@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,9 @@ NOTE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, list(METHODS))
     parser.add_argument("--examples", type=int, nargs="+", default=[64, 256], help="pictures a task (64 256)")
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="NAME-N", help="methods not to run with so many pictures"
+    )
     add_peer(parser, "fusion-bench", "FUSION_BENCH_PYTHON", "Python of the environment with fusion_bench")
     add_peer(
         parser, "featcal-src", "FEATCAL_SRC", "src of a checkout of the authors' repository; runs under that"
@@ -71,6 +75,8 @@ def measured(options: argparse.Namespace) -> Found:
     for name in options.methods:
         for examples in options.examples:
             examples = min(examples, inputs.images)
+            if f"{name}-{examples}" in options.without:
+                continue
             title = f"`{name}`, n = {examples}"
             product = Product.of(options.work / f"{name}-{examples}", spec(name, models, inputs, examples))
             contenders = [product.first(), product.again()]
@@ -94,9 +100,14 @@ def measured(options: argparse.Namespace) -> Found:
     facts = []
     if options.fusion_bench:
         facts.append(peer_versions(options.fusion_bench, fusion_bench.PACKAGES))
-    return Found(
-        "Calibrating eight ViT-B/32", [comparison_table(rows), table(heads, floors), NOTE, *times], facts
-    )
+    return Found(_title(options.methods), [comparison_table(rows), table(heads, floors), NOTE, *times], facts)
+
+
+def _title(methods: Sequence[str]) -> str:
+    """Of the section, one for calibration and one for merging with data, where they are measured apart."""
+    if any(name.startswith("featcal") for name in methods):
+        return "Calibrating eight ViT-B/32"
+    return "Merging eight ViT-B/32 with data"
 
 
 def spec(name: str, models: Path, inputs: Pictures, examples: int) -> dict[str, Any]:
