@@ -341,7 +341,10 @@ class Sweep:
         }
 
     def _equations(self, block: Block, feed: Feed) -> NormalEquations:
-        reference_OD = None if self.rule.targets else self._weights.of(self.source, block, feed)[0]
+        reference_OD = None
+        if not self.rule.targets:  # what the student has loaded, in whose digits the differences are taken
+            held = self._weights.in_memory(self.source, block, feed)
+            reference_OD, _ = held or self._weights.of(self.source, block, feed)
         return NormalEquations(feed.features, outputs(block, feed), reference_OD)
 
     def _solved_by(
