@@ -367,7 +367,8 @@ class Sweep:
         }
 
     def _solved_feed(self, block: Block, feed: Feed, equations: NormalEquations) -> dict[str, Tensor]:
-        merged_OD, merged_O = self._weights.of(self.source, block, feed)
+        held = self._weights.in_memory(self.source, block, feed)
+        merged_OD, merged_O = held or self._weights.of(self.source, block, feed)
         base_OD, base_O = self._weights.of(self.models.base, block, feed)
         weight_OD = self._rule_at(block, feed.linears[0]).solve(equations, merged_OD, base_OD)
         if equations.health is not None:
