@@ -40,7 +40,7 @@ test-oldest: $(OLDEST_VENV)/.test
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --no-incremental
 
 clean:
 	rm -rf $(VENV) $(OLDEST_VENV) build dist *.egg-info
