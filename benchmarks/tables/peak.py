@@ -12,7 +12,7 @@ from benchmarks import children
 from benchmarks.comparison import comparison_rows, comparison_table, profile, where_it_goes
 from benchmarks.inputs import LLAMA_8B_BLOCKS, TOY_8B_BLOCKS, Texts, at_hand, named
 from benchmarks.measure import in_turn, median
-from benchmarks.product import AGAIN, FIRST, Product, tensor_tasks
+from benchmarks.product import FIRST, Product, tensor_tasks
 from benchmarks.section import Found, table
 
 WHOLE = 32
@@ -26,6 +26,8 @@ NOTE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 8], help="depths that are run (4 8)")
     parser.add_argument("--memory", help='the spec\'s "memory": "12GiB", ...')
+    parser.add_argument("--precision", choices=("float32", "mixed"), help="FeatCal's (float32)")
+    parser.add_argument("--once", action="store_true", help="only a first run, no second that remembers")
 
 
 def measured(options: argparse.Namespace) -> Found:
@@ -36,18 +38,19 @@ def measured(options: argparse.Namespace) -> Found:
     for blocks in options.blocks:
         models = at_hand(options.inputs / named(f"llama8b_{blocks}", toy=options.toy), _deep(inputs, blocks))
         product = Product.of(options.work / str(blocks), _spec(models, inputs, options))
+        contenders = [product.first()] if options.once else [product.first(), product.again()]
         runs = in_turn(
-            [product.first(), product.again()],
+            contenders,
             runs=options.runs,
             work=options.work,
             cold=options.cold,
             about=f"{blocks} blocks",
         )
-        every = [*runs[FIRST], *runs[AGAIN]]
+        every = [run for found in runs.values() for run in found]
         seconds[blocks] = median(every, lambda one: sum(one.stages.values()))
         peaks[blocks] = median(every, lambda one: one.peak)
         rows += comparison_rows(f"{blocks} blocks", runs, FIRST)
-        times.append(where_it_goes(f"{blocks} blocks", runs[AGAIN]))
+        times.append(where_it_goes(f"{blocks} blocks", runs[contenders[-1].label]))
         if options.profile:
             times.append(profile(f"{blocks} blocks", product, options.work))
         planned.append(_planned(f"{blocks} blocks", plan(product), seconds[blocks], peaks[blocks]))
@@ -84,6 +87,7 @@ def _spec(models: Path, inputs: Texts, options: argparse.Namespace) -> dict[str,
         "merge": {"type": "task_arithmetic"},
         "calibrate": {"type": "featcal"},
         "tasks": tensor_tasks(files, examples=inputs.sequences),
+        **({"precision": options.precision} if options.precision else {}),
         **({"memory": options.memory} if options.memory else {}),
     }
 
