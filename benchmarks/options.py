@@ -69,6 +69,10 @@ def add_choice(parser: argparse.ArgumentParser, choices: Sequence[str]) -> None:
     )
 
 
+def add_once(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="only first runs, none that remembers another")
+
+
 def add_peer(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:
     parser.add_argument(f"--{name}", type=_path, metavar=metavar, help=what)
 

@@ -53,6 +53,10 @@ class Product:
     def again(self, label: str = AGAIN) -> Contender:
         return self._contender(label, (self.out,))
 
+    def runs(self, *, once: bool) -> list[Contender]:
+        """A first run, and one that remembers it, unless there is time for `once` only."""
+        return [self.first()] if once else [self.first(), self.again()]
+
     def launched(self, label: str, launcher: Sequence[str]) -> Contender:
         """Through another launcher than `python -m merging`."""
         return self._contender(label, (self.out,), self.command(launcher))

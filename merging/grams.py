@@ -1,5 +1,4 @@
-"""What layer-wise rules do to a Gram before they solve: shrink it, make it a correlation, measure its
-off-diagonal.
+"""What layer-wise rules do to a Gram before they solve: make it a correlation, measure its off-diagonal.
 
 Shape letters: D features.
 """
@@ -8,13 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def shrink_off_diagonal(gram_DD: Tensor, share: float) -> Tensor:
-    """share · G + (1 - share) · diag(G): the diagonal stays."""
-    shrunk_DD = gram_DD * share
-    shrunk_DD.diagonal().copy_(gram_DD.diagonal())
-    return shrunk_DD
 
 
 def correlation(gram_DD: Tensor) -> Tensor:
@@ -27,5 +19,8 @@ def correlation(gram_DD: Tensor) -> Tensor:
 def off_diagonal_mass(gram_DD: Tensor) -> float:
     """Sum of |G_pq| over p < q: Chain of Merges' measure of how far a task lies from decorrelated
     features."""
-    total = gram_DD.abs().sum(dtype=torch.float64) - gram_DD.diagonal().abs().sum(dtype=torch.float64)
-    return max(float(total) / 2, 0.0)
+    sums = [rows.abs().sum(dtype=torch.float64) for rows in gram_DD.split(_ROWS)]
+    return max(float(sum(sums) - gram_DD.diagonal().abs().sum(dtype=torch.float64)) / 2, 0.0)
+
+
+_ROWS = 64  # at a time: a copy of the whole would only be fetched from memory again

@@ -122,10 +122,7 @@ class ShrunkGramMerger(LayerwiseMerger):
     by_layer = frozenset({"shrink"})
 
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
-        from merging.grams import shrink_off_diagonal
-
-        gram_DD = shrink_off_diagonal(moments.gram_DD, self.settings.shrink)
-        equations.add(weight_OD, gram_DD, tokens=moments.tokens)
+        equations.add(weight_OD, moments.gram_DD, tokens=moments.tokens, shrink=self.settings.shrink)
 
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
         return equations.solve(anchor_OD=merged_OD)

@@ -65,14 +65,25 @@ class NormalEquations:
             self._scaled.restore_()
             self._scaled = None
 
-    def add(self, weight_OD: Tensor, gram_DD: Tensor, *, scale: float = 1.0, tokens: int = 0) -> None:
-        """lhs += scale · gram; rhs += scale · weight · gram."""
+    def add(
+        self,
+        weight_OD: Tensor,
+        gram_DD: Tensor,
+        *,
+        scale: float = 1.0,
+        tokens: int = 0,
+        shrink: float = 1.0,
+    ) -> None:
+        """lhs += scale · gram; rhs += scale · weight · gram, with the gram's off-diagonal times `shrink`."""
         if self.reference_OD is None:
-            met_OD = weight_OD.to(DTYPE) @ gram_DD.to(DTYPE)
+            apart_OD = weight_OD.to(DTYPE)
         else:
             apart_OD = weight_OD - self.reference_OD.to(weight_OD.device)
-            met_OD = apart_OD @ gram_DD.to(apart_OD)
-        self._add(met_OD, gram_DD, scale, tokens)
+        met_OD = apart_OD @ gram_DD.to(apart_OD)
+        if shrink != 1:
+            diagonal_D = gram_DD.diagonal().to(apart_OD)
+            met_OD.mul_(shrink).addcmul_(apart_OD, diagonal_D, value=1 - shrink)
+        self._add(met_OD, gram_DD, scale, tokens, shrink)
 
     def add_met(self, met_OD: Tensor, gram_DD: Tensor, *, scale: float = 1.0, tokens: int = 0) -> None:
         """lhs += scale · gram; rhs += scale · met, for what the weight makes of targets: E[W x_target xᵀ]."""
@@ -80,9 +91,9 @@ class NormalEquations:
             raise ValueError("equations with a reference take weights, not what they make of targets")
         self._add(met_OD, gram_DD, scale, tokens)
 
-    def _add(self, met_OD: Tensor, gram_DD: Tensor, scale: float, tokens: int) -> None:
+    def _add(self, met_OD: Tensor, gram_DD: Tensor, scale: float, tokens: int, shrink: float = 1.0) -> None:
         self._unscale()
-        self._lhs.add(gram_DD, scale)
+        self._lhs.add(gram_DD, scale, shrink)
         _add_scaled(self.gap_OD, met_OD, scale)
         self.scale += scale
         self.tokens += tokens
@@ -170,9 +181,11 @@ class _HalfSum:
         self._whole_DD: Tensor | None = None  # the parts are then views of it
         self._mirrored = False
 
-    def add(self, gram_DD: Tensor, scale: float) -> None:
+    def add(self, gram_DD: Tensor, scale: float, shrink: float) -> None:
         for part, (start, stop) in zip(self._parts, self._rows, strict=True):
-            _add_scaled(part, gram_DD[start:stop, start:], scale)
+            _add_scaled(part, gram_DD[start:stop, start:], scale * shrink)
+            if shrink != 1:
+                part.diagonal().add_(gram_DD.diagonal()[start:stop].to(part), alpha=scale * (1 - shrink))
         self._mirrored = False
 
     def whole(self) -> Tensor:

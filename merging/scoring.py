@@ -23,6 +23,7 @@ from merging.evaluation.metric import Adapt, TaskScore
 from merging.held_out import WORDS, HeldOut
 from merging.report.drift import DriftReport
 from merging.report.scores import TaskReport
+from merging.stem import Tried
 from merging.streaming import load_model
 
 
@@ -138,6 +139,7 @@ def measure_drift(
     model's block at a time."""
     measured = Measured(drift_examples=examples)
     walked = {task: one for task, one in held.items() if task in models.experts}
+    tried = Tried()
     if models.backbone is None:
         return measured
     for number, (task, one) in enumerate(walked.items()):
@@ -154,6 +156,7 @@ def measure_drift(
             frechet=frechet,
             device=device,
             work=work,
+            tried=tried,
         )
         progress("measure drift", number + 1, len(walked))
     return measured

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from merging.errors import NumericalError
-from merging.grams import correlation, off_diagonal_mass, shrink_off_diagonal
+from merging.grams import correlation, off_diagonal_mass
 from merging.moments import Moments, NormMoments, Pool
 from merging.normal_equations import NormalEquations, NormEquations
 from merging.records import Records
@@ -139,10 +139,27 @@ def test_a_norm_without_shift_is_solved_for_its_scale() -> None:
     assert torch.allclose(scale, torch.tensor([1.75, 4.5]).double())
 
 
-def test_shrinking_keeps_the_diagonal_and_correlation_makes_it_one() -> None:
+@pytest.mark.parametrize("referenced", [False, True])
+@pytest.mark.parametrize("features", [3, 600])  # 600: summed up in several row blocks
+def test_shrinking_keeps_the_diagonal(features: int, referenced: bool) -> None:
+    x_TD, weight_OD = torch.randn(1000, features, dtype=torch.float64), torch.randn(4, features).double()
+    gram_DD = x_TD.T @ x_TD / 1000
+    shrunk_DD = 0.5 * gram_DD + 0.5 * torch.diag(gram_DD.diagonal())
+    reference_OD = torch.randn(4, features).double() if referenced else None
+    equations = NormalEquations(features, 4, reference_OD)
+
+    equations.add(weight_OD, gram_DD, scale=3.0, shrink=0.5)
+
+    rhs_OD = 3 * weight_OD @ shrunk_DD
+    if reference_OD is not None:
+        rhs_OD = rhs_OD - reference_OD @ (3 * shrunk_DD)
+    assert torch.allclose(equations.gap_OD, rhs_OD)
+    assert torch.allclose(equations.lhs_DD, 3 * shrunk_DD)
+
+
+def test_correlation_makes_the_diagonal_one_and_the_mass_is_that_beside_it() -> None:
     gram = torch.tensor([[4.0, 2.0, 0.0], [2.0, 9.0, 0.0], [0.0, 0.0, 0.0]])
 
-    assert torch.equal(shrink_off_diagonal(gram, 0.5), torch.tensor([[4.0, 1, 0], [1, 9.0, 0], [0, 0, 0]]))
     assert torch.allclose(correlation(gram), torch.tensor([[1, 1 / 3, 0], [1 / 3, 1, 0], [0, 0, 0]]))
     assert off_diagonal_mass(gram) == 2.0
 

@@ -15,9 +15,9 @@ from benchmarks.inputs import CLIP_B32, TOY_B32, Pictures, at_hand, named
 from benchmarks.machine import peer_versions
 from benchmarks.measure import Contender, in_turn
 from benchmarks.operations import operations, seconds, walk_of
-from benchmarks.options import add_choice, add_peer
+from benchmarks.options import add_choice, add_once, add_peer
 from benchmarks.peers import fusion_bench
-from benchmarks.product import AGAIN, FIRST, Product, tensor_tasks
+from benchmarks.product import FIRST, Product, tensor_tasks
 from benchmarks.section import Found, table
 from benchmarks.settings import SCALE
 
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without", nargs="+", default=[], metavar="NAME-N", help="methods not to run with so many pictures"
     )
+    add_once(parser)
     add_peer(parser, "fusion-bench", "FUSION_BENCH_PYTHON", "Python of the environment with fusion_bench")
     add_peer(
         parser, "featcal-src", "FEATCAL_SRC", "src of a checkout of the authors' repository; runs under that"
@@ -79,11 +80,11 @@ def measured(options: argparse.Namespace) -> Found:
                 continue
             title = f"`{name}`, n = {examples}"
             product = Product.of(options.work / f"{name}-{examples}", spec(name, models, inputs, examples))
-            contenders = [product.first(), product.again()]
-            contenders += _peers(name, models, inputs, examples, options)
+            own = product.runs(once=options.once)
+            contenders = own + _peers(name, models, inputs, examples, options)
             runs = in_turn(contenders, runs=options.runs, work=options.work, cold=options.cold, about=title)
             rows += comparison_rows(title, runs, FIRST)
-            times.append(where_it_goes(title, runs[AGAIN]))
+            times.append(where_it_goes(title, runs[own[-1].label]))
             if options.profile:
                 times.append(profile(title, product, options.work))
             walk = walk_of(
@@ -153,6 +154,8 @@ def _peers(
             )
         ]
     method = name if name.startswith("regmean") else "regmean"  # nobody else has Chain of Merges
+    if method != name and method in options.methods:
+        return []
     more = ("--examples", str(examples))
     return [fusion_bench.contender(options.fusion_bench, method, models, out, tasks=inputs.tasks, more=more)]
 

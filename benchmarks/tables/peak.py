@@ -12,6 +12,7 @@ from benchmarks import children
 from benchmarks.comparison import comparison_rows, comparison_table, profile, where_it_goes
 from benchmarks.inputs import LLAMA_8B_BLOCKS, TOY_8B_BLOCKS, Texts, at_hand, named
 from benchmarks.measure import in_turn, median
+from benchmarks.options import add_once
 from benchmarks.product import FIRST, Product, tensor_tasks
 from benchmarks.section import Found, table
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 8], help="depths that are run (4 8)")
     parser.add_argument("--memory", help='the spec\'s "memory": "12GiB", ...')
     parser.add_argument("--precision", choices=("float32", "mixed"), help="FeatCal's (float32)")
-    parser.add_argument("--once", action="store_true", help="only a first run, no second that remembers")
+    add_once(parser)
 
 
 def measured(options: argparse.Namespace) -> Found:
@@ -38,7 +39,7 @@ def measured(options: argparse.Namespace) -> Found:
     for blocks in options.blocks:
         models = at_hand(options.inputs / named(f"llama8b_{blocks}", toy=options.toy), _deep(inputs, blocks))
         product = Product.of(options.work / str(blocks), _spec(models, inputs, options))
-        contenders = [product.first()] if options.once else [product.first(), product.again()]
+        contenders = product.runs(once=options.once)
         runs = in_turn(
             contenders,
             runs=options.runs,

@@ -20,6 +20,7 @@ from merging.errors import DataError, TracingError
 from merging.evaluation.frechet import frechet as frechet_distance
 from merging.forwards import Forwards
 from merging.records import Records
+from merging.stem import Tried
 from merging.streaming import StreamedModel
 from merging.tracer import BlockTracer, Call, blocks_of
 from merging.walkable import stacks_walked
@@ -83,20 +84,22 @@ def drift(
     frechet: bool = False,
     device: torch.device | str = "cpu",
     work: Path | None = None,
+    tried: Tried | None = None,
 ) -> dict[str, ModelDrift]:
     """For each of `models`, over the first `examples`.
 
     `adapt`: model -> what is applied to its final features (B F) before heads read them. `split`: into local
     and upstream, which runs each model's blocks a second time. `frechet`: the
-    distance between distributions, too, which takes a decomposition per block.
+    distance between distributions, too, which takes a decomposition per block. `tried`: shared by calls for
+    like models, what one of them found out about the stem.
 
     A model whose blocks cannot be walked runs as a whole, and only its final features are compared. Of others
     one block is held at a time, beside what lies outside the blocks; what enters and leaves the
     expert's blocks waits in memory, or on disk in `work`."""
     chosen = list(_first(batches, examples))
-    records = Records(work)
+    records, tried = Records(work), tried or Tried()
     try:
-        walk = _Walk(expert, backbone, chosen, device)
+        walk = _Walk(expert, backbone, chosen, device, tried)
         for place, step in enumerate(walk.steps()):
             weights_BT = _token_weights(backbone, chosen[step.batch], step.block, step.hidden)
             records.put(place, (*step.call, step.hidden, weights_BT))
@@ -104,7 +107,7 @@ def drift(
         adapted = adapt or {}
         return {
             model: _of_model(
-                _Walk(source, backbone, chosen, device),
+                _Walk(source, backbone, chosen, device, tried),
                 records,
                 features,
                 adapt=adapted.get(model, _unchanged),
@@ -157,7 +160,7 @@ def block_features(
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[str, int, Tensor]]:
     """(block, batch, hidden states B T D that leave it, on the CPU), block by block in forward order."""
-    for step in _Walk(source, backbone, batches, device).steps():
+    for step in _Walk(source, backbone, batches, device, Tried()).steps():
         yield step.block, step.batch, step.hidden
 
 
@@ -181,6 +184,7 @@ class _Walk:
         backbone: Backbone,
         batches: Sequence[Batch],
         device: torch.device | str,
+        tried: Tried,
     ) -> None:
         self._backbone, self._batches, self._device = backbone, batches, torch.device(device)
         self._model = StreamedModel(backbone, source.names(), device=device)
@@ -189,7 +193,7 @@ class _Walk:
         self._blocks = blocks_of(self._model.module, seen)
         self._model.attach(source)
         forwards = Forwards(backbone, batches, device)
-        self._tracer = BlockTracer(self._model.module, self._blocks, forwards, Records())
+        self._tracer = BlockTracer(self._model.module, self._blocks, forwards, Records(), tried=tried)
 
     def steps(self) -> Iterator[_Step]:
         """While a step is looked at, its block's weights are there."""

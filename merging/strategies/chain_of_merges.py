@@ -79,16 +79,14 @@ class ChainOfMerges(LayerwiseMerger):
 
     def fold(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> float:
         """`add`, returning the task's weight omega."""
-        from merging.grams import correlation, off_diagonal_mass, shrink_off_diagonal
+        from merging.grams import correlation, off_diagonal_mass
 
-        gram_DD = moments.gram_DD
-        if self.settings.gram == "sum":
-            gram_DD = gram_DD * moments.total
+        gram_DD, count = moments.gram_DD, moments.total if self.settings.gram == "sum" else 1.0
         if self.settings.normalise == "feature":
-            gram_DD = correlation(gram_DD)
-        weight = off_diagonal_mass(gram_DD) if self.settings.task_weights else 1.0
+            gram_DD, count = correlation(gram_DD), 1.0
+        weight = off_diagonal_mass(gram_DD) * count if self.settings.task_weights else 1.0
         equations.add(
-            weight_OD, shrink_off_diagonal(gram_DD, self.settings.shrink), scale=weight, tokens=moments.tokens
+            weight_OD, gram_DD, scale=weight * count, tokens=moments.tokens, shrink=self.settings.shrink
         )
         return weight
 

@@ -67,8 +67,8 @@ class Lot(LayerwiseMerger):
         return super().merge(models, data, scaled, progress=progress)
 
     def add(self, equations: NormalEquations, weight_OD: Tensor, moments: Moments) -> None:
-        gram_DD = moments.gram_DD * self._count(moments.total)
-        equations.add(weight_OD, gram_DD, tokens=moments.tokens)
+        count = self._count(moments.total)
+        equations.add(weight_OD, moments.gram_DD, scale=count, tokens=moments.tokens)
 
     def solve(self, equations: NormalEquations, merged_OD: Tensor, base_OD: Tensor) -> Tensor:
         return equations.solve(anchor_OD=base_OD)

@@ -20,7 +20,6 @@ from merging.contracts.merger import Merger
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
 from merging.fates import UNSEEN
-from merging.grams import shrink_off_diagonal
 from merging.records import Records
 from merging.strategies.average import Average
 from merging.strategies.chain_of_merges import ChainOfMerges
@@ -143,7 +142,8 @@ def test_regmean_of_a_routed_expert_takes_the_tokens_that_reach_it() -> None:
                 inputs[-1] = inputs[-1][real]
         for leaf, inputs in seen.items():
             x_TD = torch.cat(inputs).double()
-            grams[leaf].append(shrink_off_diagonal(x_TD.T @ x_TD / len(x_TD), 0.9))
+            gram_DD = x_TD.T @ x_TD / len(x_TD)
+            grams[leaf].append(0.9 * gram_DD + 0.1 * gram_DD.diagonal().diag())
     for leaf, gram in grams.items():
         weights = [state[f"{stem}.{leaf}.weight"].double() for state in experts.values()]
         wanted = sum(w @ g for w, g in zip(weights, gram, strict=True)) @ torch.linalg.inv(sum(gram))

@@ -18,7 +18,6 @@ from merging.checkpoints.source import StateDictSource
 from merging.contracts.backbone import Backbone
 from merging.contracts.models import Models
 from merging.data.task import CalibrationData
-from merging.grams import shrink_off_diagonal
 from merging.layerwise import LayerwiseMerger
 from merging.moments import Moments, NormMoments
 from merging.normal_equations import NormalEquations, NormEquations
@@ -106,7 +105,7 @@ def regmean(case: Case, tensors: Tensors) -> Tensors:
     equations = NormalEquations(weights[0].shape[1], weights[0].shape[0])
     for weight_OD, name in zip(weights, inputs["grams"], strict=True):
         # The given Grams are exact by definition here, not float32 sums with rounding noise.
-        equations.add(weight_OD.double(), shrink_off_diagonal(tensors[name].double(), shrink))
+        equations.add(weight_OD.double(), tensors[name].double(), shrink=shrink)
     mean_OD = torch.stack(weights).mean(0)
     solved_OD = RegMean(shrink=shrink).solve(equations, mean_OD, mean_OD)
     bias_O = torch.stack([tensors[name] for name in inputs["biases"]]).mean(0)
