@@ -15,5 +15,5 @@ def ask(module: str, *words: str, environment: Mapping[str, str] | None = None) 
     command, env = [sys.executable, "-m", module, *words], {**os.environ, **(environment or {})}
     found = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     if found.returncode:
-        raise BenchmarkError(f"{module} failed: {found.stderr.strip()[-600:]}")
+        raise BenchmarkError(f"{module} failed: {(found.stderr or found.stdout).strip()[-600:]}")
     return found.stdout
