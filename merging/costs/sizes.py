@@ -36,6 +36,7 @@ class Walk:
     batch: int  # examples of the largest batch
     stem: float = 0.0  # operations of what runs before the first block, per example
     inputs: int = 0  # bytes of one example
+    itemsize: int = 4  # bytes of an entry of weights and activations, as they are computed with
 
     @property
     def widest_output(self) -> int:

@@ -89,7 +89,8 @@ class Steps:
         """None where no method walks the model."""
         backbone = self._opened.models.backbone
         needing = any("data" in method.needs for _, _, method in self._asked())
-        return walk_of(backbone, self._tasks) if needing and backbone is not None else None
+        walk = walk_of(backbone, self._tasks) if needing and backbone is not None else None
+        return None if walk is None else replace(walk, itemsize=_ITEMSIZES[self._spec.precision])
 
     def _limited(self, limits: Limits, batch: int | None) -> Sizes:
         sizes = self._sizes
@@ -135,6 +136,9 @@ class Steps:
         read = sizes.expert_bytes + results * max(1, len(seen)) * sizes.base_bytes
         memory = 4.0 * (sizes.parameters if scored else walked) + waiting + WORKSPACE
         yield Step("evaluate", Cost(memory=memory, work=Work(single=forward * forwards, read=read)))
+
+
+_ITEMSIZES = {"float32": 4, "mixed": 2, "float64": 8}
 
 
 def _walked(walk: Walk) -> int:

@@ -28,13 +28,14 @@ def sweep_cost(rule: LayerRule, sizes: Sizes) -> Cost:
         return Cost(memory=0)
     waiting = _waiting(rule, walk)
     in_memory = min(waiting, sizes.activation_memory)
-    always = Alive.of(_SINGLE * walk.outside) + _spread_out(in_memory, walk.batch * walk.widest_output)
+    each = walk.batch * walk.widest_output * walk.itemsize / _SINGLE
+    always = Alive.of(walk.itemsize * walk.outside) + _spread_out(in_memory, each)
     peaks = [
         resident(always + moment for moment in part)
         for block in walk.blocks
         for part in _parts_of(rule, block, walk)
     ]
-    solved = sum(_SINGLE * one.elements for one in walk.blocks)
+    solved = sum(_sums(walk) * one.elements for one in walk.blocks)
     return Cost(
         memory=max(peaks) + WORKSPACE,
         scratch=waiting - in_memory + solved,
@@ -42,46 +43,46 @@ def sweep_cost(rule: LayerRule, sizes: Sizes) -> Cost:
     )
 
 
-def example_bytes(rule: LayerRule, walk: Walk) -> float:
-    """What one example more in a batch adds to the peak."""
-    return max(together(_activations(rule, block, 1)).small for block in walk.blocks) + 2 * walk.inputs
+def _sums(walk: Walk) -> int:
+    """Bytes of an entry of what is summed over tokens."""
+    return max(_SINGLE, walk.itemsize)
 
 
 def _waiting(rule: LayerRule, walk: Walk) -> float:
     """Outputs of blocks, for the next one: of the student, of the experts, or of both."""
     streams = int(rule.inputs != "expert") + int(rule.targets or rule.inputs == "expert")
-    return walk.examples * walk.widest_output * streams
+    return walk.examples * walk.widest_output * streams * walk.itemsize / _SINGLE
 
 
 def _parts_of(rule: LayerRule, block: BlockSizes, walk: Walk) -> Iterator[list[Alive]]:
     """What is alive while a block is run and its tasks are folded in, and while it is solved; the student's
     weights with it. What was freed is given back between the parts."""
-    student = together(_weights(feed) for feed in block.feeds)
-    expert = student + Alive.of(_SINGLE * walk.outside) if _loads_experts(rule) else Alive()
-    batch = together(_activations(rule, block, walk.batch)) + Alive.of(*[walk.batch * walk.inputs] * 2)
+    student = together(_weights(walk, feed) for feed in block.feeds)
+    expert = student + Alive.of(walk.itemsize * walk.outside) if _loads_experts(rule) else Alive()
+    batch = together(_activations(rule, block, walk)) + Alive.of(*[walk.batch * walk.inputs] * 2)
     yield [student + batch]
-    found = Alive()
+    found, tokens = Alive(), walk.examples * block.tokens
     for feeds in [[feed] for feed in block.feeds] if rule.chain == "feed" else [list(block.feeds)]:
-        equations = together(_equations(rule, feed) for feed in feeds)
-        moments = together(_moments(rule, feed) for feed in feeds)
+        equations = together(_equations(rule, walk, feed) for feed in feeds)
+        moments = together(_moments(rule, walk, feed) for feed in feeds)
         measuring = [student + found + equations + moments + expert + batch]
         for place, feed in enumerate(feeds):
-            left = together(_moments(rule, one) for one in feeds[place:])
-            measuring.append(student + found + equations + left + _folding(feed))
+            left = together(_moments(rule, walk, one) for one in feeds[place:])
+            measuring.append(student + found + equations + left + _folding(walk, feed))
         yield measuring
         solving = []
         for place, feed in enumerate(feeds):
-            left = together(_equations(rule, one) for one in feeds[place + 1 :])
-            solving.append(student + found + left + _solving(feed))
-            found += Alive.of(_SINGLE * feed.outputs * feed.inputs)
+            left = together(_equations(rule, walk, one) for one in feeds[place + 1 :])
+            solving.append(student + found + left + _solving(feed, short=tokens < feed.inputs))
+            found += Alive.of(_sums(walk) * feed.outputs * feed.inputs)
         yield solving
 
 
-def _activations(rule: LayerRule, block: BlockSizes, examples: int) -> list[Alive]:
+def _activations(rule: LayerRule, block: BlockSizes, walk: Walk) -> list[Alive]:
     """The running block's, and with targets the student's feeds, which wait for the expert's, and answers."""
-    alive = [Alive.of(examples * block.alive)]
+    alive = [Alive.of(walk.batch * block.alive * walk.itemsize / _SINGLE)]
     if rule.targets:
-        entry = _SINGLE * block.tokens * examples
+        entry = walk.itemsize * block.tokens * walk.batch
         alive += [Alive.of(entry * feed.inputs) for feed in block.feeds]
         alive += [Alive.of(*[entry * max(min(feed.inputs, feed.outputs) for feed in block.feeds)] * 2)]
     return alive
@@ -96,35 +97,39 @@ def _loads_experts(rule: LayerRule) -> bool:
     return rule.targets or rule.inputs != "student"
 
 
-def _weights(feed: FeedSizes) -> Alive:
-    return Alive.of(*[_SINGLE * feed.inputs * feed.outputs / feed.linears] * feed.linears)
+def _weights(walk: Walk, feed: FeedSizes) -> Alive:
+    return Alive.of(*[walk.itemsize * feed.inputs * feed.outputs / feed.linears] * feed.linears)
 
 
-def _moments(rule: LayerRule, feed: FeedSizes) -> Alive:
+def _moments(rule: LayerRule, walk: Walk, feed: FeedSizes) -> Alive:
     cross = min(feed.inputs, feed.outputs) * feed.inputs if rule.targets else 0
-    return Alive.of(_SINGLE * feed.inputs**2, _SINGLE * cross)
+    return Alive.of(_sums(walk) * feed.inputs**2, _sums(walk) * cross)
 
 
-def _equations(rule: LayerRule, feed: FeedSizes) -> Alive:
+def _equations(rule: LayerRule, walk: Walk, feed: FeedSizes) -> Alive:
     from merging.moments import row_blocks
 
     flat = feed.outputs * feed.inputs
     half = [(stop - start) * (feed.inputs - start) for start, stop in row_blocks(feed.inputs)]
-    reference = 0 if rule.targets else _SINGLE * flat
+    reference = 0 if rule.targets else _sums(walk) * flat
     return Alive.of(*[_DOUBLE * part for part in half], _DOUBLE * flat, reference)
 
 
-def _folding(feed: FeedSizes) -> Alive:
-    """The whole Gram made of its half, perhaps shrunk; the expert's weight, and what it makes of the Gram."""
+def _folding(walk: Walk, feed: FeedSizes) -> Alive:
+    """The Gram beside its own half, perhaps changed; the expert's weight, and what it makes of the Gram."""
     square, flat = feed.inputs**2, feed.outputs * feed.inputs
-    return Alive.of(*[_SINGLE * square] * 2, *[_SINGLE * flat] * 3)
+    return Alive.of(*[_sums(walk) * square] * 2, *[_sums(walk) * flat] * 3)
 
 
-def _solving(feed: FeedSizes) -> Alive:
-    """The system, the sums it was made of, or its directions where it has no factor; right side, correction,
-    solution and copies of them."""
+def _solving(feed: FeedSizes, *, short: bool) -> Alive:
+    """The system, in which it is factored, and a part of the sums it is made of; right side, correction,
+    solution and copies of them. `short`: fewer tokens than features; then perhaps its directions, too."""
+    from merging.moments import row_blocks
+
     square, flat = feed.inputs**2, feed.outputs * feed.inputs
-    return Alive.of(*[_DOUBLE * square] * 2, *[_DOUBLE * flat] * 6, *[_SINGLE * flat] * 2)
+    part = max((stop - start) * (feed.inputs - start) for start, stop in row_blocks(feed.inputs))
+    more = square if short else part
+    return Alive.of(_DOUBLE * square, _DOUBLE * more, *[_DOUBLE * flat] * 6, *[_SINGLE * flat] * 2)
 
 
 def _work(rule: LayerRule, sizes: Sizes, walk: Walk) -> Work:

@@ -75,6 +75,24 @@ def test_activations_go_to_disk_where_memory_does_not_hold_them() -> None:
     assert spilled.scratch - held.scratch == min(2 * 512 * 153_600, 256 << 20)
 
 
+def test_narrow_weights_and_activations_take_less_and_wide_ones_more() -> None:
+    held = {
+        width: FeatCal().cost(replace(SIZES, walk=replace(WALK, itemsize=width))).memory
+        for width in (2, 4, 8)
+    }
+
+    assert held[2] < held[4] < held[8]
+
+
+def test_a_system_short_of_tokens_may_need_its_directions_too() -> None:
+    few, enough = (replace(SIZES, walk=replace(WALK, examples=count, batch=8)) for count in (61, 62))
+
+    apart = FeatCal().cost(few).memory - FeatCal().cost(enough).memory
+
+    assert 61 * BLOCK.tokens < 3072 <= 62 * BLOCK.tokens
+    assert apart > 0.4 * 8 * 3072**2  # what is left of it beside what folding takes
+
+
 def test_a_larger_batch_and_more_feeds_at_once_cost_memory() -> None:
     large = replace(SIZES, walk=replace(WALK, batch=64))
 
