@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,10 @@ class Product:
         """A first run, and one that remembers it, unless there is time for `once` only."""
         return [self.first()] if once else [self.first(), self.again()]
 
-    def launched(self, label: str, launcher: Sequence[str]) -> Contender:
-        """Through another launcher than `python -m merging`."""
-        return self._contender(label, (self.out,), self.command(launcher))
+    def launched(self, label: str, launcher: Sequence[str], *, threads: int) -> Contender:
+        """A first run through another launcher than `python -m merging`, with so many threads a process."""
+        found = self._contender(label, (self.out, self._cache), self.command(launcher))
+        return replace(found, environment={**self.environment, "OMP_NUM_THREADS": str(threads)})
 
     @property
     def environment(self) -> dict[str, str]:

@@ -101,8 +101,8 @@ def measured(options: argparse.Namespace) -> Found:
 
 NOTE = (
     "Exponents are least-squares slopes in log-log axes: 1 is linear, 0 flat. Seconds are those of the "
-    "stage (calibrate; merge), without imports; peak is the whole process, mapped files included. All "
-    "runs find their inputs hashed already."
+    "stage (calibrate; merge), without imports; peak is the whole process, mapped files included. Merges "
+    "find their inputs hashed already."
 )
 
 
@@ -175,13 +175,15 @@ def _merge(rule: str, shape: Llama, experts: int) -> Point:
 
 
 def _measured(point: Point, options: argparse.Namespace) -> list[Measurement]:
-    """After one run that is not counted, which hashes the inputs."""
+    """Where the merge stage counts, after a run that does not, which hashes the inputs."""
     models = at_hand(options.inputs / point.folder, point.inputs)
     product = Product.of(options.work / "run", point.spec(models))
+    calibrated = point.about.startswith("featcal")
+    contender = product.first(AGAIN) if calibrated else product.again()
     runs = in_turn(
-        [product.again()],
+        [contender],
         runs=options.runs,
-        warmup=1,
+        warmup=0 if calibrated else 1,
         work=options.work,
         cold=options.cold,
         about=point.about,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from benchmarks.comparison import comparison_rows, comparison_table, where_it_go
 from benchmarks.inputs import CLIP_B32, TOY_B32, Pictures, at_hand, named
 from benchmarks.measure import in_turn, ratio
 from benchmarks.options import add_choice
-from benchmarks.product import AGAIN, Product
+from benchmarks.product import FIRST, Product
 from benchmarks.section import Found
 from benchmarks.tables.calibrate import METHODS, spec
 from benchmarks.tables.vision import RULES
@@ -31,24 +32,23 @@ def measured(options: argparse.Namespace) -> Found:
     inputs = TOY_B32 if options.toy else CLIP_B32
     models = at_hand(options.inputs / named("clip_b32", toy=options.toy), inputs)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.processes))
+    threads = max(1, (options.threads or os.cpu_count() or 1) // options.processes)
     several = f"torchrun, {options.processes} processes"
     rows, times = [], []
     for name in options.methods:
         asked = _spec(name, models, inputs, min(options.examples, inputs.images))
         alone, shared = (Product.of(options.work / name / who, asked) for who in ("one", "several"))
-        contenders = [alone.again(), shared.launched(several, (*launcher, "-m", "merging"))]
-        runs = in_turn(
-            contenders, runs=options.runs, warmup=1, work=options.work, cold=options.cold, about=name
-        )
+        contenders = [alone.first(), shared.launched(several, (*launcher, "-m", "merging"), threads=threads)]
+        runs = in_turn(contenders, runs=options.runs, work=options.work, cold=options.cold, about=name)
         last = "calibrated" if name == "featcal" else "merged"
         apart = json.loads(children.ask("benchmarks.apart", str(alone.out / last), str(shared.out / last)))
-        processor = ratio(runs[several], runs[AGAIN], lambda run: run.processor)
+        processor = ratio(runs[several], runs[FIRST], lambda run: run.processor)
         remark = f"largest difference {apart['largest']:.2g}; {processor:.2f} times the processor time"
-        rows += comparison_rows(f"`{name}`", runs, AGAIN, {several: remark})
+        rows += comparison_rows(f"`{name}`", runs, FIRST, {several: remark})
         times.append(where_it_goes(f"`{name}` in {options.processes} processes", runs[several]))
     note = (
         "Memory is that of the largest process, not their sum. Differences are relative to each tensor's "
-        "largest entry."
+        f"largest entry. All runs are first runs; of several processes each has {threads} thread(s)."
     )
     return Found("Several processes", [comparison_table(rows), note, *times])
 
