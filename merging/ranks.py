@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from merging.connecting import connect, processes
+from merging.connecting import connect, processes, share_cores
 from merging.errors import MergingError
 
 Item = TypeVar("Item")
@@ -100,6 +100,7 @@ def ranks() -> Ranks:
             torch.cuda.set_device(local)
         backend = "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
         connect(backend, _PATIENCE)
+        share_cores()
     return Ranks(torch.distributed.get_rank(), size)
 
 

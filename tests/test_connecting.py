@@ -16,7 +16,7 @@ import torch
 from merging_cli.main import main
 from safetensors.torch import save_file
 
-from merging.connecting import VARIABLE
+from merging.connecting import VARIABLE, share_cores
 from merging.errors import SpecError
 from merging.ranks import ALONE, ranks
 
@@ -141,3 +141,20 @@ def test_the_command_refuses_it_too(spec: Path, monkeypatch: pytest.MonkeyPatch,
 
     assert main(["pipeline", "run", str(spec)]) == 2
     assert "the environment is not one of several processes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("here", "wanted"), [("1000000", 1), ("1", 3), ("", 3), ("many", 3)], ids=["crowded", "alone", "", "odd"]
+)
+def test_processes_of_one_machine_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch, here: str, wanted: int
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    torch.set_num_threads(3)
+    try:
+        share_cores()
+
+        assert torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(before)

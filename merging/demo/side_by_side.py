@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from merging.cores import cores
 from merging.errors import MergingError
 
 _POLL_SECONDS = 0.2
@@ -53,7 +54,7 @@ def run_side_by_side(jobs: Sequence[Job], report: Callable[[int, int], None]) ->
     with tempfile.TemporaryDirectory() as workshop:
         try:
             while waiting or running:
-                while waiting and len(running) < _cores():
+                while waiting and len(running) < cores():
                     running.append(_start(waiting.pop(), Path(workshop)))
                 report(finished + sum(one.steps() for one in running), total)
                 time.sleep(_POLL_SECONDS)
@@ -99,8 +100,3 @@ def _finish(one: _Running) -> int:
             remedy="Run again: what is finished is kept. If it was killed, there was too little memory.",
         )
     return one.job.steps
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
