@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from merging.demo.suite import Suite, build
+from merging.errors import MergingError
 
 PARTS = (
     *("seeds", "ablation", "samples", "rounds", "distance", "tasks"),
@@ -55,12 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--defaults", action="store_true", help="search nothing: all rules at their defaults"
     )
     given = parser.parse_args(arguments)
-    if given.command == "measure":
-        from benchmarks.suites.stamps import stamp
+    try:
+        _run(given, sys.argv[1:] if arguments is None else arguments)
+    except MergingError as error:
+        sys.exit(f"error: {error}")
 
+
+def _run(given: argparse.Namespace, said: Sequence[str]) -> None:
+    if given.command == "measure":
         given.out.mkdir(parents=True, exist_ok=True)
-        stamp(given.out, sys.argv[1:] if arguments is None else arguments)
-        _measure(given.suite, given.out, given.only or ("rules", *PARTS), given.rows, given.defaults)
+        _measure(given.suite, given.out, given.only or ("rules", *PARTS), given.rows, given.defaults, said)
     elif given.command == "report":
         _report(given.page, given.title, given.measured)
     else:
@@ -68,11 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measure(
-    spec: Path, out: Path, parts: Sequence[str], labels: Sequence[str] | None, defaults: bool
+    spec: Path,
+    out: Path,
+    parts: Sequence[str],
+    labels: Sequence[str] | None,
+    defaults: bool,
+    said: Sequence[str],
 ) -> None:
-    from benchmarks.suites import experiments, grid, rows
+    from benchmarks.suites import experiments, grid, identity, rows
+    from benchmarks.suites.stamps import stamp
 
     built, records = grid.Suite(spec), grid.Records(out / "records.jsonl")
+    identity.claim(out, built)
+    stamp(out, said)
     joint = spec.parent / "models" / "joint"
     grid.references(built, joint if joint.exists() else None, records)
     for part in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.machine import machine
-from benchmarks.suites import experiments, grid, report, tables
+from benchmarks.suites import experiments, grid, identity, report, tables
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
 from benchmarks.suites.experiments import SAMPLES, apart
 from benchmarks.suites.rows import RULES, Row
@@ -32,6 +33,7 @@ from merging.demo.packages import Archive
 from merging.demo.vision.base_model import MEAN, STD
 from merging.demo.vision.drawing import PIXELS
 from merging.demo.vision.tasks import write_pictures
+from merging.errors import OutputError
 
 # Of transformers, about what peft asks it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -223,6 +225,23 @@ def test_the_grid_measures_each_entry_once(suite: Path, tmp_path: Path, spec: st
     assert f"{100 * sum(experts.values()) / 2:.1f} (100.0)" in table
     assert f"scale {chosen}" in table
     assert len(tables.per_task(records, "rules").splitlines()) == 2 + 3 + 4
+
+
+def test_records_are_those_of_one_build(suite: Path, tmp_path: Path) -> None:
+    other = tmp_path / "suite"
+    shutil.copytree(suite, other)
+    identity.claim(tmp_path, grid.Suite(suite / "spec.json"))
+    identity.claim(tmp_path, grid.Suite(other / "spec.json"))  # the same, elsewhere
+
+    weights = load_file(other / "models/two/model.safetensors")
+    first = next(iter(weights))
+    save_file(
+        {**weights, first: weights[first] + 1}, other / "models/two/model.safetensors", {"format": "pt"}
+    )
+    next((other / "data/one/test").rglob("*.png")).unlink()
+
+    with pytest.raises(OutputError, match='expert "two", task one differ'):
+        identity.claim(tmp_path, grid.Suite(other / "spec.json"))
 
 
 def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> None:
