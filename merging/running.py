@@ -34,15 +34,15 @@ from merging.devices import choose_device
 from merging.drifting import tell_harm_
 from merging.errors import CheckpointError, DataError, NumericalError, run_begun
 from merging.evaluation.drift import EXAMPLES
+from merging.facts import Facts
 from merging.finite_inputs import not_finite, refusal
 from merging.held_out import held_out_of
 from merging.layerwise import Placed
 from merging.limits import USUAL, Limits
 from merging.making import make_calibrators, make_merger, open_result, run_merger
 from merging.opened import Opened
-from merging.provenance import code_of, fingerprint, inputs_read, merge_facts, versions
+from merging.provenance import code_of, fingerprint, versions
 from merging.ranks import ALONE, Ranks
-from merging.reading_list import deciding_inputs, measuring_inputs, plugin_inputs
 from merging.reloading import reload_check
 from merging.renewing import renew_, renewed
 from merging.report.card_of_run import tell_scores_
@@ -53,7 +53,6 @@ from merging.reporting import make_report
 from merging.scoring import measure
 from merging.solved_blocks import SolvedBlocks
 from merging.spec import Component, PipelineSpec
-from merging.threads import in_threads
 from merging.together import Leader
 
 
@@ -81,19 +80,16 @@ class Run:
         self.device, self.progress = choose_device(device), progress
         self.stages: list[StageReport] = []
         self.remarks = (*remarks, *folder.remarks)
-        self.hashes: dict[str, dict[str, str]] = {}  # of models: role -> file -> SHA-256
-        self.code: dict[str, dict[str, str]] = {}  # of plug-ins
-        self.read: dict[str, Any] = {}  # what manifests say of all inputs that decide checkpoints
-        self.measured_on: dict[str, Any] = {}  # and of those that decide scores alone
         self.merger = make_merger(spec, opened, self.device, folder.work, limits)
+        self.facts = Facts(spec, opened, self.tasks, self.merger.needs)
         self.calibrators = make_calibrators(spec, self.device, folder.work, limits)
 
     def all(self, until: Literal["merge", "calibrate"] | None) -> Report:
         refuse_unfit_places(self.folder.path, self._places())
         with self._stage("hash inputs"):
-            self._hash_inputs()
+            self.facts.hash_inputs(self.progress)
             self._refuse_changed(until)
-        facts = self._facts(until)
+        facts = self.facts.run(until, self.curve)
         if (report := self._finished(facts)) is not None:
             return report
         merged = self._merge()
@@ -164,23 +160,24 @@ class Run:
             keep_manifest(self.folder.state, place)
         files = [self.folder.path / "report.json", *(place / MANIFEST for place in results.values())]
         files += [file for file in sorted(ours) if file.is_file()]
-        about = {"format": FORMAT, "stage": "run", "fingerprint": facts, "data": self.measured_on}
+        about = {"format": FORMAT, "stage": "run", "fingerprint": facts, "data": self.facts.measured_on}
         text = json.dumps({**about, **listing(self.folder.path, files)}, indent=2, ensure_ascii=False)
         write_atomic(self.folder.state / MANIFEST, text + "\n")
 
     def _stale(self) -> dict[Path, str]:
         """Finished checkpoints whose manifests say other things of their inputs than what was read now, each
         with the text that its manifest should have."""
-        wanted = {"merged": self._merge_facts()}
+        wanted = {"merged": self.facts.merge()}
         if self.calibrators:
-            wanted["calibrated"] = self._calibrate_facts()
+            wanted["calibrated"] = self.facts.calibrate()
         done = [
             self.folder.path / name
             for name, facts in wanted.items()
             if self.folder.stage_done(name, fingerprint(facts))
         ]
         texts = {
-            place: renewed(place, inputs=self.read, opened=self.opened, tasks=self.tasks) for place in done
+            place: renewed(place, inputs=self.facts.read, opened=self.opened, tasks=self.tasks)
+            for place in done
         }
         return {place: text for place, text in texts.items() if text is not None}
 
@@ -189,34 +186,14 @@ class Run:
             renew_(place, text, scratch=self.folder.state)
             keep_manifest(self.folder.state, place)
 
-    def _hash_inputs(self) -> None:
-        known = FileHashes()
-        deciding = {**self.opened.inputs, **deciding_inputs(self.spec, self.tasks)}
-        measuring = measuring_inputs(self.spec, self.tasks)
-        files = [
-            (role, name, file)
-            for role, given in (deciding | measuring).items()
-            for name, file in given.named().items()
-        ]
-        hashes: dict[str, dict[str, str]] = {role: {} for role in deciding | measuring}
-        digests = in_threads(lambda item: known.of(item[2]), files, torch.get_num_threads())
-        for done, ((role, name, _), digest) in enumerate(zip(files, digests, strict=True), 1):
-            hashes[role][name] = digest
-            self.progress("hash inputs", done, len(files))
-        known.save()
-        self.hashes = {role: hashes[role] for role in self.opened.inputs}
-        self.code = {role: hashes[role] for role in plugin_inputs(self.spec)}
-        self.read = inputs_read(deciding, hashes)
-        self.measured_on = inputs_read(measuring, hashes)
-
     def _refuse_changed(self, until: Literal["merge", "calibrate"] | None) -> None:
         """Raise OutputError where what this run would go on with or replace, a checkpoint or a head, is not
         what a run wrote, or a checkpoint cannot be replaced. With `overwrite` what was changed is made
         again."""
-        known, wanted = FileHashes(), {"merged": self._merge_facts()}
+        known, wanted = FileHashes(), {"merged": self.facts.merge()}
         done, spoilt = [], []
         if self.calibrators and until != "merge":
-            wanted["calibrated"] = self._calibrate_facts()
+            wanted["calibrated"] = self.facts.calibrate()
         for name, facts in wanted.items():
             place = self.folder.path / name
             finished = self.folder.stage_done(name, fingerprint(facts))
@@ -246,7 +223,7 @@ class Run:
 
     def _merge(self) -> Path:
         target = self.folder.claim("merged")
-        facts = self._merge_facts()
+        facts = self.facts.merge()
         if not self.folder.stage_done("merged", fingerprint(facts)):
             data = self._data(self.spec.merge) if "data" in self.merger.needs else None
             known = self._known("merge", self.merger, facts)
@@ -285,7 +262,7 @@ class Run:
 
     def _calibrate(self, merged: Path) -> Path:
         target = self.folder.claim("calibrated")
-        facts = self._calibrate_facts()
+        facts = self.facts.calibrate()
         plugins = self.folder.path / "heads"  # what lies in it is claimed file by file
         if self.folder.stage_done("calibrated", fingerprint(facts)) and not self._plugins_lost():
             for calibrator in self.calibrators:
@@ -424,7 +401,7 @@ class Run:
             spec=self.spec,
             opened=self.opened,
             tasks=self.tasks,
-            inputs=self.read,
+            inputs=self.facts.read,
             device=self.device,
         )
 
@@ -465,38 +442,6 @@ class Run:
             heads,
         )
 
-    def _merge_facts(self) -> dict[str, Any]:
-        needs = "data" in self.merger.needs
-        facts = merge_facts(self.spec, self.hashes | self.code, self._fingerprints() if needs else {})
-        return {**facts, "heads": self._heads()} if "heads" in self.merger.needs else facts
-
-    def _calibrate_facts(self) -> dict[str, Any]:
-        asked = [one.model_dump(mode="json") for one in self.spec.calibrate]
-        return {"merged": self._merge_facts(), "calibrate": asked, "calibration": self._fingerprints()}
-
-    def _fingerprints(self) -> dict[str, str]:
-        return {
-            name: task.calibration.fingerprint
-            for name, task in self.tasks.items()
-            if task.calibration is not None
-        }
-
-    def _heads(self) -> dict[str, str]:
-        return {name: task.head.fingerprint for name, task in self.tasks.items() if task.head is not None}
-
-    def _facts(self, until: str | None) -> str:
-        tests = {name: task.test.fingerprint for name, task in self.tasks.items() if task.test is not None}
-        steps = {"merged": self._merge_facts()} if until == "merge" else self._calibrate_facts()
-        seen: dict[str, Any] = {
-            "steps": steps,
-            "tests": tests,
-            "heads": self._heads(),
-            "spec": self.spec.canonical()["tasks"],
-        }
-        if self.curve is not None:
-            seen["curve"] = self.curve.model_dump(mode="json", exclude={"seconds"})
-        return fingerprint(seen)
-
     def _finished(self, facts: str) -> Report | None:
         """The report of an earlier run that did all of this, if its checkpoints are still whole."""
         place, known = self.folder.path / "report.json", self.folder.state / "report-of"
@@ -511,14 +456,14 @@ class Run:
             return None
         if (report := self._known_report(place)) is None:
             return None
-        wanted = {"merged": self._merge_facts()}
+        wanted = {"merged": self.facts.merge()}
         if Path(report.checkpoint).name == "calibrated":
-            wanted["calibrated"] = self._calibrate_facts()
+            wanted["calibrated"] = self.facts.calibrate()
         whole = all(self.folder.stage_done(name, fingerprint(asked)) for name, asked in wanted.items())
         if not whole or ("calibrated" in wanted and self._plugins_lost()):
             return None
         stale, lost = self._stale(), self._lost_heads()
-        if stale or lost or record.get("data") != json.loads(json.dumps(self.measured_on, default=str)):
+        if stale or lost or record.get("data") != json.loads(json.dumps(self.facts.measured_on, default=str)):
             (self.folder.state / MANIFEST).unlink()  # which is listed anew once all of it is there
             self._renew(stale)
             if lost:

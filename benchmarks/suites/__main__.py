@@ -12,9 +12,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from merging.demo.suite import Suite, build
 from merging.errors import MergingError
+
+if TYPE_CHECKING:
+    from benchmarks.suites import grid
 
 PARTS = (
     *("seeds", "ablation", "samples", "rounds", "distance", "tasks"),
@@ -80,33 +84,37 @@ def _measure(
     defaults: bool,
     said: Sequence[str],
 ) -> None:
-    from benchmarks.suites import experiments, grid, identity, rows
-    from benchmarks.suites.stamps import stamp
+    from benchmarks.suites import experiments, grid, identity
+    from benchmarks.suites.stamps import stamped
 
     built, records = grid.Suite(spec), grid.Records(out / "records.jsonl")
     identity.claim(out, built)
-    stamp(out, said)
-    joint = spec.parent / "models" / "joint"
-    grid.references(built, joint if joint.exists() else None, records)
-    for part in parts:
-        if part == "rules":
-            adapters = any(ref.adapter for ref in built.spec().experts.values())
-            wanted = [row for row in rows.RULES if adapters or not row.adapters_only]
-            wanted = [row for row in wanted if labels is None or row.label in labels]
-            if defaults:
-                wanted = [replace(row, sweep={}) for row in wanted]
-            headed = all(task.head is not None for task in built.tasks.values())
-            # The others correct what a head reads; answers of a language model are read without one.
-            for calibrators in (("featcal",), *((rows.CALIBRATORS,) if headed else ())):
-                grid.measure(
-                    built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records
-                )
-        elif part == "shift":
-            found = experiments.apart(built)
-            for name, values in (("shift", found.shift), ("cosines", found.cosines)):
-                (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        else:
-            experiments.ALL[part](built, records)
+    with stamped(out, said):
+        joint = spec.parent / "models" / "joint"
+        grid.references(built, joint if joint.exists() else None, records)
+        for part in parts:
+            if part == "rules":
+                _rules(built, records, labels, defaults)
+            elif part == "shift":
+                found = experiments.apart(built)
+                for name, values in (("shift", found.shift), ("cosines", found.cosines)):
+                    (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            else:
+                experiments.ALL[part](built, records)
+
+
+def _rules(built: grid.Suite, records: grid.Records, labels: Sequence[str] | None, defaults: bool) -> None:
+    from benchmarks.suites import grid, rows
+
+    adapters = any(ref.adapter for ref in built.spec().experts.values())
+    wanted = [row for row in rows.RULES if adapters or not row.adapters_only]
+    wanted = [row for row in wanted if labels is None or row.label in labels]
+    if defaults:
+        wanted = [replace(row, sweep={}) for row in wanted]
+    headed = all(task.head is not None for task in built.tasks.values())
+    # The others correct what a head reads; answers of a language model are read without one.
+    for calibrators in (("featcal",), *((rows.CALIBRATORS,) if headed else ())):
+        grid.measure(built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records)
 
 
 def _report(page: Path, title: str, measured: Path) -> None:

@@ -38,7 +38,10 @@ def write(page: Path, title: str, measured: Path) -> None:
     """Put the section in its place on the page; figures lie in `figures` beside it."""
     records = Records(measured / "records.jsonl")
     stem = title.replace(" ", "-").replace(",", "")
-    body = [*_rules(records), *_experiments(records, page.parent / "figures", stem)]
+    body = [
+        *(_rules(records) if records.of("rules") else []),
+        *_experiments(records, page.parent / "figures", stem),
+    ]
     shift = measured / "shift.json"
     if shift.exists():
         body += _shift(json.loads(shift.read_text(encoding="utf-8")), page.parent / "figures", stem)
@@ -47,7 +50,7 @@ def write(page: Path, title: str, measured: Path) -> None:
         body += _cosines(json.loads(cosines.read_text(encoding="utf-8")))
     made = stamps(measured)
     facts = dict.fromkeys(line for one in made for line in (one.machine, one.versions))
-    write_section(page, Section(title, "\n".join(one.command for one in made), list(facts), body))
+    write_section(page, Section(title, "\n".join(one.told for one in made), list(facts), body))
 
 
 def _rules(records: Records) -> list[str]:

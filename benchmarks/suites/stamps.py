@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,21 +21,41 @@ class Stamp(NamedTuple):
     command: str
     machine: str
     versions: str
+    seconds: float = 0.0
+    """Of all calls together, also those that were stopped by an error."""
+
+    @property
+    def told(self) -> str:
+        """The command, and how long it took."""
+        return f"{self.command}  # {self.seconds / 60:.0f} min" if self.seconds else self.command
 
 
-def stamp(measured: Path, arguments: Sequence[str]) -> None:
-    """Add this command to the folder's."""
+@contextmanager
+def stamped(measured: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Add this command to the folder's, and its seconds once it is over."""
     words = [_for_readers(word) for word in arguments]
-    found = Stamp(f"python -m benchmarks.suites {shlex.join(words)}", machine(), versions())
-    with (measured / _NAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(found._asdict()) + "\n")
+    begun = Stamp(f"python -m benchmarks.suites {shlex.join(words)}", machine(), versions())
+    _add(measured, begun)
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        _add(measured, begun._replace(seconds=round(time.monotonic() - start, 1)))
 
 
 def stamps(measured: Path) -> list[Stamp]:
     """Those of the folder, each command once, with the latest facts."""
     lines = (measured / _NAME).read_text(encoding="utf-8").splitlines()
-    found = [Stamp(**json.loads(line)) for line in lines]
-    return list({one.command: one for one in found}.values())
+    found: dict[str, Stamp] = {}
+    for one in (Stamp(**json.loads(line)) for line in lines):
+        before = found[one.command].seconds if one.command in found else 0.0
+        found[one.command] = one._replace(seconds=before + one.seconds)
+    return list(found.values())
+
+
+def _add(measured: Path, one: Stamp) -> None:
+    with (measured / _NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(one._asdict()) + "\n")
 
 
 def _for_readers(word: str) -> str:

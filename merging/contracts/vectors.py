@@ -24,6 +24,9 @@ from merging.ranks import ALONE, Ranks
 from merging.threads import in_threads
 
 BLOCK_ELEMENTS = 1 << 19  # of a row block, per model: 4 MiB in float64, enough that calls cost little
+_MODELS = (
+    8  # as many blocks of that size; more models have smaller ones, so that memory does not grow with them
+)
 KEPT_BLOCKS = 32  # of one parameter, all models together, as they are stored, where it is walked over twice
 
 Item = TypeVar("Item")
@@ -57,7 +60,7 @@ class TaskVectors:
         sources = (models.base, *models.experts.values())
         together = blocked and all(source.concurrent for source in sources)
         self.threads = (limits.threads or torch.get_num_threads()) if together else 1
-        self._row_block = limits.row_block
+        self._row_block = limits.row_block or usual_row_block(len(models.experts) + 1)
         self._place = threading.local()
         self._ranks = ranks
         self.experts: tuple[str, ...] = tuple(sorted(models.tasks))
@@ -158,7 +161,7 @@ class TaskVectors:
     def kept(self) -> Iterator[None]:
         """For one parameter that this thread walks over several times: its files are read once, as far as
         KEPT_BLOCKS row blocks in memory go."""
-        most = KEPT_BLOCKS * (self._row_block or BLOCK_ELEMENTS)
+        most = KEPT_BLOCKS * self._row_block
         self._place.kept = KeptRows(most * self._itemsize)
         try:
             yield
@@ -238,6 +241,11 @@ class Held:
     def visit(self, action: Visitor, *, every: int = 1) -> None:
         for name, deltas_NS in self.parts[::every]:
             action(name, deltas_NS)
+
+
+def usual_row_block(models: int) -> int:
+    """Entries of a row block, per model, where so many are read together."""
+    return max(1, BLOCK_ELEMENTS * _MODELS // max(models, _MODELS))
 
 
 def row_blocks(spec: TensorSpec, most: int | None = None) -> list[slice | None]:

@@ -40,7 +40,7 @@ def sizes_of(models: Models, output_bytes: int, walk: Walk | None = None) -> Siz
         output_bytes=output_bytes,
         itemsize=max((spec.dtype.itemsize for spec in floating), default=4),
         threads=threads_over(sources),
-        row_block=vectors.BLOCK_ELEMENTS,
+        row_block=vectors.usual_row_block(len(models.experts) + 1),
         activation_memory=DEFAULT_MEMORY,
         walk=walk,
     )

@@ -23,7 +23,7 @@ from benchmarks.suites import experiments, grid, identity, report, tables
 from benchmarks.suites.corrupted import CORRUPTIONS, corrupted
 from benchmarks.suites.experiments import SAMPLES, apart
 from benchmarks.suites.rows import RULES, Row
-from benchmarks.suites.stamps import stamp
+from benchmarks.suites.stamps import stamped
 from benchmarks.suites.vision8 import grey, splits
 from benchmarks.suites.vision8.artwork import WHITE, IconSets, concept_of, placed
 from benchmarks.suites.vision8.splits import Drawn, split
@@ -269,7 +269,8 @@ def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> Non
 
     spec = tmp_path / "suites" / "tiny" / "spec.json"
     for _ in range(2):
-        stamp(tmp_path, ["measure", str(spec), "--rows", "Task Arithmetic"])
+        with stamped(tmp_path, ["measure", str(spec), "--rows", "Task Arithmetic"]):
+            pass
         report.write(page, "vision, in small", tmp_path)
 
     text = page.read_text()

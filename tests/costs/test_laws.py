@@ -110,6 +110,15 @@ def test_row_blocks_make_memory_independent_of_the_model_and_whole_tensors_do_no
     assert Ties().cost(SIZES).work.read == 2 * TaskArithmetic().cost(SIZES).work.read
 
 
+def test_many_models_have_smaller_row_blocks_and_not_more_memory() -> None:
+    def memory(experts: int) -> int:
+        row_block = vectors.usual_row_block(experts + 1)
+        return Ties().cost(replace(SIZES, experts=experts, row_block=row_block)).memory
+
+    assert vectors.usual_row_block(3) == vectors.BLOCK_ELEMENTS
+    assert memory(16) < 1.1 * memory(7)
+
+
 def test_a_model_is_looked_at_without_weights() -> None:
     backbone, _, batches = made("clip")
 
