@@ -113,8 +113,8 @@ def _rules(built: grid.Suite, records: grid.Records, labels: Sequence[str] | Non
         wanted = [replace(row, sweep={}) for row in wanted]
     headed = all(task.head is not None for task in built.tasks.values())
     # The others correct what a head reads; answers of a language model are read without one.
-    for calibrators in (("featcal",), *((rows.CALIBRATORS,) if headed else ())):
-        grid.measure(built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records)
+    calibrators = rows.CALIBRATORS if headed else ("featcal",)
+    grid.measure(built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records)
 
 
 def _report(page: Path, title: str, measured: Path) -> None:

@@ -163,7 +163,7 @@ def test_several_files_without_an_index_are_not_guessed_at(tmp_path):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git-LFS pointer.*lfs pull"),
         (b"GGUF\x03\x00\x00\x00rest of it", "GGUF"),
         (b"PK\x03\x04 rest of an archive", "pickled torch file under a safetensors name"),
-        (gzip.compress(b"weights"), 'is packed with gzip.*"gunzip"'),
+        (gzip.compress(b"weights", mtime=0), 'is packed with gzip.*"gunzip"'),
         (bz2.compress(b"weights"), "is packed with bzip2"),
         (lzma.compress(b"weights"), "is packed with xz"),
         (b"\x28\xb5\x2f\xfd" + b"weights", "is packed with zstd"),
