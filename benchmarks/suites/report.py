@@ -22,6 +22,11 @@ from benchmarks.suites.experiments import (
 from benchmarks.suites.grid import Entry, Records
 from benchmarks.suites.stamps import stamps
 
+ABOUT = (
+    "Accuracy on test examples, mean over tasks, in percent; in brackets the mean share of the task's "
+    'expert\'s. Settings under "searched" did best on validation examples; all others are defaults. Surgery and '
+    "ProbSurgery are told the task of every test example, and keep parameters for each."
+)
 LINES = (
     ("average + FeatCal", "average", "featcal"),
     ("Chain of Merges", "Chain of Merges", "none"),
@@ -38,10 +43,7 @@ def write(page: Path, title: str, measured: Path) -> None:
     """Put the section in its place on the page; figures lie in `figures` beside it."""
     records = Records(measured / "records.jsonl")
     stem = title.replace(" ", "-").replace(",", "")
-    body = [
-        *(_rules(records) if records.of("rules") else []),
-        *_experiments(records, page.parent / "figures", stem),
-    ]
+    body = [*_rules(records), *_experiments(records, page.parent / "figures", stem)]
     shift = measured / "shift.json"
     if shift.exists():
         body += _shift(json.loads(shift.read_text(encoding="utf-8")), page.parent / "figures", stem)
@@ -54,14 +56,9 @@ def write(page: Path, title: str, measured: Path) -> None:
 
 
 def _rules(records: Records) -> list[str]:
-    body = [
-        "Accuracy on test examples, mean over tasks, in percent; in brackets the mean share of the task's "
-        'expert\'s. Settings under "searched" did best on validation examples; all others are defaults. '
-        "Surgery and ProbSurgery are told the task of every test example, and keep parameters for each.",
-        tables.rules(records),
-        "By task:",
-        tables.per_task(records, "rules", HEADLINE),
-    ]
+    body = []
+    if records.of("rules"):
+        body += [ABOUT, tables.rules(records), "By task:", tables.per_task(records, "rules", HEADLINE)]
     if records.of("seeds"):
         body += ["Over draws of calibration examples, on the same experts (defaults, no search):"]
         body += [tables.spread(records, "seeds")]
@@ -163,7 +160,14 @@ def _shift(found: Mapping[str, Sequence[float]], figures: Path, stem: str) -> li
         label: [(float(n + 1), value) for n, value in enumerate(values)] for label, values in found.items()
     }
     figure = curves("Merging Covariate Shift", "block", "W2 / rms", lines)
-    return [_figure(figures, f"{stem}-shift", figure, "distance of each block's output from the expert's")]
+    told = "distance of each block's output from the expert's"
+    blocks = list(map(str, range(1, 1 + len(next(iter(found.values()))))))
+    return [
+        "Merging Covariate Shift: the 2-Wasserstein distance between Gaussians, over the root mean square of "
+        "the expert's outputs, on validation examples, mean over tasks:",
+        _figure(figures, f"{stem}-shift", figure, told),
+        _numbers("block", blocks, lines, digits=2),
+    ]
 
 
 def _cosines(found: Mapping[str, Mapping[str, float]]) -> list[str]:
