@@ -24,8 +24,8 @@ from benchmarks.suites.stamps import stamps
 
 ABOUT = (
     "Accuracy on test examples, mean over tasks, in percent; in brackets the mean share of the task's "
-    'expert\'s. Settings under "searched" did best on validation examples; all others are defaults. Surgery and '
-    "ProbSurgery are told the task of every test example, and keep parameters for each."
+    'expert\'s. Settings under "searched" did best on validation examples; all others are defaults. Surgery '
+    "and ProbSurgery are told the task of every test example, and keep parameters for each."
 )
 LINES = (
     ("average + FeatCal", "average", "featcal"),
