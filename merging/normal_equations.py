@@ -5,7 +5,6 @@ Shape letters: D inputs and O outputs of a linear (or of all linears of one feed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor
 from merging import native
 from merging.allocator import give_back
 from merging.moments import mirror_, row_blocks
-
-DTYPE = torch.float64
+from merging.symmetric_systems import DTYPE, Factor, condition_of, factor_, pseudo_solve, restore_
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class NormalEquations:
         factor = system.factor()
         condition, fallback, dropped = float("inf"), "", 0
         if factor is not None:
-            condition = _condition(factor)
+            condition = condition_of(factor)
         if factor is not None and condition * self._noise < _USABLE:
             start_OD = None if self.reference_OD is None else self.reference_OD.to(self.gap_OD)
             wanted_OD = self._wanted(start_OD, anchor_OD, ridge, damping)
@@ -129,7 +127,7 @@ class NormalEquations:
             start_OD = anchor_OD
             wanted_OD = self._wanted_from_anchor(anchor_OD, damping, system)
             cutoff = features * self._noise
-            delta_OD, dropped = _pseudo_solve(system.unit_DD, system.size_D, wanted_OD, cutoff)
+            delta_OD, dropped = pseudo_solve(system.unit_DD, system.size_D, wanted_OD, cutoff)
             fallback = f"pseudo-inverse without {dropped} of {features} directions"
         solution_OD = delta_OD if start_OD is None else delta_OD.add_(start_OD)
         self.health = SolveHealth(
@@ -232,65 +230,6 @@ class _Scaled:
         self.unit_DD.mul_(self.size_D[:, None]).mul_(self.size_D[None, :]).diagonal().sub_(self.added)
 
 
-class Factor:
-    """L of unit = L Lᵀ, with what is left of `unit` above the diagonal."""
-
-    def __init__(self, lower_DD: Tensor, unit_DD: Tensor, heads: Sequence[tuple[int, int, Tensor]]) -> None:
-        """`lower_DD`: L, by its lower half. Of `unit_DD`, which may be the same memory, only what lies right
-        of the `heads` still counts: the blocks on its diagonal, with the first row and the one after the
-        last."""
-        self.lower_DD, self._unit_DD, self._heads = lower_DD, unit_DD, heads
-
-    def solved(self, rhs_DO: Tensor) -> Tensor:
-        """unit⁻¹ rhs. torch.cholesky_solve would copy the factor each time."""
-        inner_DO = torch.linalg.solve_triangular(self.lower_DD, rhs_DO, upper=False)
-        return torch.linalg.solve_triangular(self.lower_DD.mT, inner_DO, upper=True)
-
-    def times(self, rhs_DO: Tensor) -> Tensor:
-        """unit · rhs."""
-        made_DO = torch.zeros_like(rhs_DO)
-        for start, stop, head_PP in self._heads:
-            right_PR = self._unit_DD[start:stop, stop:]
-            made_DO[start:stop] += head_PP @ rhs_DO[start:stop] + right_PR @ rhs_DO[stop:]
-            made_DO[stop:] += right_PR.T @ rhs_DO[start:stop]
-        return made_DO
-
-
-def factor_(matrix_DD: Tensor) -> tuple[Factor | None, list[tuple[int, int, Tensor]]]:
-    """Cholesky of a symmetric matrix, in its lower half where there are many features; None where it is not
-    positive definite. Also the blocks on the diagonal, with which `restore_` makes the matrix again.
-
-    Panel by panel, nearly all of it in matrix products: for many features about twice as fast as LAPACK's,
-    which torch calls on a transposed copy."""
-    heads: list[tuple[int, int, Tensor]] = []
-    if len(matrix_DD) < 2 * _PANEL:
-        lower_DD, info = torch.linalg.cholesky_ex(matrix_DD)
-        return None if int(info) else Factor(lower_DD, matrix_DD, [(0, len(matrix_DD), matrix_DD)]), heads
-    for start in range(0, len(matrix_DD), _PANEL):
-        stop = min(start + _PANEL, len(matrix_DD))
-        heads.append((start, stop, matrix_DD[start:stop, start:stop].clone()))
-        if start:
-            done_PK = matrix_DD[start:stop, :start]
-            matrix_DD[start:, start:stop].addmm_(matrix_DD[start:, :start], done_PK.T, alpha=-1)
-        head_PP, info = torch.linalg.cholesky_ex(matrix_DD[start:stop, start:stop])
-        if int(info):
-            return None, heads
-        matrix_DD[start:stop, start:stop] = head_PP
-        below_RP = matrix_DD[stop:, start:stop]
-        below_RP.copy_(torch.linalg.solve_triangular(head_PP.mT, below_RP, upper=True, left=False))
-    return Factor(matrix_DD, matrix_DD, heads), heads
-
-
-def restore_(matrix_DD: Tensor, heads: Sequence[tuple[int, int, Tensor]]) -> None:
-    """The matrix that `factor_` took, bit for bit."""
-    for start, stop, head_PP in heads:
-        matrix_DD[start:stop, start:stop] = head_PP
-        matrix_DD[stop:, start:stop] = matrix_DD[start:stop, stop:].T
-
-
-_PANEL = 192  # columns
-
-
 def _add_scaled(total: Tensor, part: Tensor, scale: float) -> None:
     """total += scale · part, rows at a time: a copy in float64 of the whole would only be fetched from memory
     again."""
@@ -306,38 +245,6 @@ _PROBED = 16  # outputs
 _USABLE = (
     0.5  # condition times rounding error of the sums: above this, the smallest directions are only noise
 )
-
-
-def _condition(factor: Factor) -> float:
-    """Largest over smallest eigenvalue by power iteration on the matrix and on its inverse."""
-    features = len(factor.lower_DD)
-    steps = 12 if features < 2048 else 6  # each reads two matrices
-    start_D1 = (
-        torch.ones(features, 1, dtype=DTYPE) + torch.linspace(-0.5, 0.5, features, dtype=DTYPE)[:, None]
-    )
-    high, low = start_D1, start_D1
-    largest = smallest = 1.0
-    for _ in range(steps):
-        high = factor.times(high / high.norm())
-        low = factor.solved(low / low.norm())
-        largest, smallest = float(high.norm()), 1.0 / float(low.norm())
-    return largest / smallest if smallest > 0 else float("inf")
-
-
-def _pseudo_solve(unit_DD: Tensor, size_D: Tensor, rhs_OD: Tensor, cutoff: float) -> tuple[Tensor, int]:
-    """rhs · lhs⁺ for lhs = S · unit · S, without the directions of `unit` below cutoff; how many those are.
-
-    With unit = V Λ Vᵀ over what is kept and S V = Q R, lhs is Q (R Λ Rᵀ) Qᵀ and its Moore-Penrose inverse
-    Q R⁻ᵀ Λ⁻¹ R⁻¹ Qᵀ.
-    """
-    values_D, vectors_DD = torch.linalg.eigh(unit_DD)
-    kept = values_D > cutoff * float(values_D.abs().max())
-    if not bool(kept.any()):
-        return torch.zeros_like(rhs_OD), len(values_D)
-    q_DK, r_KK = torch.linalg.qr(size_D[:, None] * vectors_DD[:, kept])
-    inner_KO = torch.linalg.solve_triangular(r_KK, (rhs_OD @ q_DK).T, upper=True) / values_D[kept][:, None]
-    solution_OD = torch.linalg.solve_triangular(r_KK.T, inner_KO, upper=False).T @ q_DK.T
-    return solution_OD, int((~kept).sum())
 
 
 class NormEquations:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from merging.normal_equations import NormalEquations, factor_, restore_
+from merging.normal_equations import NormalEquations
+from merging.symmetric_systems import factor_, restore_
 
 
 @pytest.mark.parametrize("features", [1, 191, 384, 385, 777])

@@ -24,9 +24,7 @@ from merging.ranks import ALONE, Ranks
 from merging.threads import in_threads
 
 BLOCK_ELEMENTS = 1 << 19  # of a row block, per model: 4 MiB in float64, enough that calls cost little
-_MODELS = (
-    8  # as many blocks of that size; more models have smaller ones, so that memory does not grow with them
-)
+_MODELS = 4  # as many have blocks of that size; more have smaller ones, so that memory stays what it is
 KEPT_BLOCKS = 32  # of one parameter, all models together, as they are stored, where it is walked over twice
 
 Item = TypeVar("Item")
