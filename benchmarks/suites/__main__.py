@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.suites import grid
 
 PARTS = (
-    *("seeds", "ablation", "samples", "rounds", "distance", "tasks"),
+    *("seeds", "ablation", "samples", "rounds", "tuned", "distance", "tasks"),
     *("shift", "precisions", "sweeps", "corruption"),
 )
 """The experiments, the most wanted first."""

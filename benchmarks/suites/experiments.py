@@ -17,16 +17,23 @@ from merging.checkpoints.source import CheckpointSource
 from merging.contracts.models import Models
 from merging.held_out import HeldOut
 from merging.scoring import measure_drift
+from merging.search import search
 
 SAMPLES = (1, 2, 4, 8, 32, 256)
 SEEDS = (0, 1, 2)
 SWEEPS: Mapping[str, Sequence[float]] = {
     "interpolation": (0.0, 0.1, 0.25, 0.4, 0.6, 1.0),
     "anchor": (0.0, 1.0, 1.6, 2.2, 3.0),
-    "ridge": (0.002, 0.01, 0.05, 0.2, 1.0),
+    "ridge": (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.2, 1.0),
 }
 """Of FeatCal's settings, each with the others at their defaults."""
 SWEEP_EXAMPLES = 64
+
+TRIED: Mapping[str, Sequence[float]] = {
+    "ridge": (0.0002, 0.001, 0.004),
+    "interpolation": (0.25, 0.5),
+}
+"""Of FeatCal's settings, for the search on validation examples; fitted on SWEEP_EXAMPLES a task."""
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of the way from the base to the expert, at which its twin stands."""
@@ -38,6 +45,13 @@ PRECISIONS = ("float32", "mixed", "float64")
 
 AVERAGE = Row("average", "average", calibrators=("featcal",))
 CHAIN = Row("Chain of Merges", "chain_of_merges", calibrators=("featcal",))
+TUNED = (
+    AVERAGE,
+    CHAIN,
+    Row("WUDI", "wudi", {"scale": 1.0}, calibrators=("featcal",)),
+    Row("TSV-M", "tsv_m", {"scale": 1.0}, calibrators=("featcal",)),
+    Row("RegMean++", "regmean_plus_plus", calibrators=("featcal",)),
+)
 HEADLINE = (
     AVERAGE,
     Row("RegMean", "regmean", calibrators=()),
@@ -79,6 +93,25 @@ def sweeps(suite: Suite, records: Records) -> None:
                 calibration=changed,
                 merged=False,
             )
+
+
+def tuned(suite: Suite, records: Records) -> None:
+    """FeatCal with settings that the search on validation examples finds."""
+    few = suite.data(examples=SWEEP_EXAMPLES)
+    tasks = {name: replace(task, calibration=few[name]) for name, task in suite.tasks.items()}
+    sweeps = {f"calibrate.{setting}": list(values) for setting, values in TRIED.items()}
+    for row in TUNED:
+        if ("tuned", row.label, "featcal", 0) in records.entries:
+            continue
+        merge = "merge=" + json.dumps({"type": row.rule, **row.settings})
+        asked = suite.spec(merge, 'calibrate={"type": "featcal"}')
+        spec, curve = search(asked, suite.opened, tasks, sweeps, criterion="validation")
+        print(f"tuned: {row.label}: {curve.best}", flush=True)
+        start = time.perf_counter()
+        source = suite.calibrated(spec, suite.merged(spec, suite.data()), suite.data())[0]
+        seconds = time.perf_counter() - start
+        settings = {name: getattr(spec.calibrate[0].settings, name) for name in TRIED}
+        records.add(Entry("tuned", row.label, "featcal", 0, suite.scores(source), seconds, settings))
 
 
 def precisions(suite: Suite, records: Records) -> None:
@@ -210,6 +243,7 @@ ALL: Mapping[str, Callable[[Suite, Records], None]] = {
     "distance": distance,
     "tasks": tasks,
     "rounds": rounds,
+    "tuned": tuned,
     "precisions": precisions,
     "sweeps": sweeps,
     "corruption": corruption,

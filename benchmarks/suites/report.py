@@ -18,6 +18,7 @@ from benchmarks.suites.experiments import (
     SHARES,
     SWEEP_EXAMPLES,
     SWEEPS,
+    TRIED,
 )
 from benchmarks.suites.grid import Entry, Records
 from benchmarks.suites.stamps import stamps
@@ -92,6 +93,9 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
     }
     if rounds:
         body.append(_numbers("rounds of FeatCal", list(map(str, ROUNDS)), rounds))
+    if records.of("tuned"):
+        body += [f"FeatCal with settings that did best on validation examples, of {_tried()}:"]
+        body += [tables.tuned(records)]
     precisions = [
         one
         for one in PRECISIONS
@@ -132,6 +136,12 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
             _numbers("calibration examples with", [kind.removeprefix("corruption ") for kind in kinds], rows)
         )
     return body
+
+
+def _tried() -> str:
+    return " and ".join(
+        f"`{name}` {', '.join(f'{one:g}' for one in values)}" for name, values in TRIED.items()
+    )
 
 
 def _with_experts(records: Records, what: str, named: Mapping[str, str]) -> list[str]:

@@ -51,6 +51,16 @@ def per_task(records: Records, table: str, entries: Sequence[tuple[str, str]] = 
     return "\n".join(lines) + "\n"
 
 
+def tuned(records: Records) -> str:
+    """FeatCal on each rule with the settings that were found: mean accuracy, and share of the experts'."""
+    experts = _scores(records, "references", "experts")
+    lines = ["| on | settings | FeatCal |", "| --- | --- | ---: |"]
+    for entry in records.of("tuned"):
+        settings = ", ".join(f"{name} {value:g}" for name, value in entry.settings.items())
+        lines.append(f"| {entry.row} | {settings} | {_cell(entry.scores, experts)} |")
+    return "\n".join(lines) + "\n"
+
+
 def spread(records: Records, table: str) -> str:
     """Mean and standard deviation over seeds of the mean accuracy, by row and calibrator."""
     seen: dict[tuple[str, str], list[Entry]] = {}

@@ -414,3 +414,27 @@ def test_what_is_known_of_the_whole_suite_is_not_measured_again(
     experiments.distance(grid.Suite(suite / "spec.json"), records)
 
     assert [entry.scores["two"] for entry in records.of("share 1")] == [0.25] * 5
+
+
+def test_settings_of_featcal_are_searched_on_validation_examples(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "TUNED", (experiments.AVERAGE,))
+    monkeypatch.setattr(experiments, "SWEEP_EXAMPLES", 8)
+    monkeypatch.setattr(experiments, "TRIED", {"ridge": (0.01, 1.0), "interpolation": (0.5,)})
+    records = grid.Records(tmp_path / "records.jsonl")
+    opened = grid.Suite(suite / "spec.json")
+    grid.references(opened, None, records)
+
+    experiments.tuned(opened, records)
+
+    found = records.entries["tuned", "average", "featcal", 0]
+    assert found.settings["ridge"] in (0.01, 1.0)
+    assert found.settings["interpolation"] == 0.5
+    grid.measure(
+        opened, "given", (experiments.AVERAGE,), records, calibration=found.settings, merged=False
+    )  # with all the examples
+    assert found.scores == records.entries["given", "average", "featcal", 0].scores
+    assert f"| average | ridge {found.settings['ridge']:g}, interpolation 0.5 | " in tables.tuned(records)
+    monkeypatch.setattr(experiments, "search", None)
+    experiments.tuned(opened, records)  # known
