@@ -11,9 +11,11 @@ from torch import Tensor
 from merging.checkpoints.source import CheckpointSource, TensorSpec
 from merging.contracts.models import Models
 from merging.contracts.vectors import TaskVectors
+from merging.errors import RuleError
 from merging.limits import Limits
 from merging.task_vectors import onto, weighted_sum
 
+_LEAST = 1e-8  # sum of weights
 _BLOCK = 1 << 16  # entries of a row block, per model: all of them stay in the processor's cache
 
 
@@ -27,6 +29,8 @@ class AverageSource(CheckpointSource):
         weights_N = torch.tensor(
             [models.weights[task] for task in self._vectors.experts], dtype=torch.float64
         )
+        if abs(float(weights_N.sum())) < _LEAST:
+            raise RuleError("the experts' weights add up to 0: there is no average of them")
         self._shares_N = weights_N / weights_N.sum()
 
     def names(self) -> tuple[str, ...]:

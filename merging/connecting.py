@@ -10,7 +10,6 @@ from datetime import timedelta
 
 import torch
 
-from merging.cores import cores
 from merging.errors import MergingError, Problem, SpecError
 
 VARIABLE = "MERGING_CONNECT_SECONDS"
@@ -74,15 +73,6 @@ def connect(backend: str, patience: timedelta) -> None:
         ) from error
     store.set_timeout(patience)
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
-
-
-def share_cores() -> None:
-    """Let no process of several on this machine have more threads than there are cores for it: the threads of
-    all would wait for each other at every operation, whatever OMP_NUM_THREADS says."""
-    here = _whole("LOCAL_WORLD_SIZE", 1, None) or 1
-    most = max(1, cores() // here)
-    if here > 1 and torch.get_num_threads() > most:
-        torch.set_num_threads(most)
 
 
 def _store(rank: int, size: int, end: float) -> torch.distributed.Store:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from merging.connecting import connect, processes, share_cores
+from merging.connecting import connect, processes
+from merging.cores import Place, share_cores
 from merging.errors import MergingError
 
 Item = TypeVar("Item")
@@ -100,7 +101,8 @@ def ranks() -> Ranks:
             torch.cuda.set_device(local)
         backend = "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
         connect(backend, _PATIENCE)
-        share_cores()
+        mine = Place.here()
+        share_cores(mine, Ranks(torch.distributed.get_rank(), size).gather(mine))
     return Ranks(torch.distributed.get_rank(), size)
 
 

@@ -96,7 +96,10 @@ def pseudo_solve(unit_DD: Tensor, size_D: Tensor, rhs_OD: Tensor, cutoff: float)
     kept = values_D > cutoff * float(values_D.abs().max())
     if not bool(kept.any()):
         return torch.zeros_like(rhs_OD), len(values_D)
-    q_DK, r_KK = torch.linalg.qr(size_D[:, None] * vectors_DD[:, kept])
+    vectors_DK = vectors_DD[:, kept].mul_(size_D[:, None])
+    del vectors_DD
+    q_DK, r_KK = torch.linalg.qr(vectors_DK)
+    del vectors_DK
     inner_KO = torch.linalg.solve_triangular(r_KK, (rhs_OD @ q_DK).T, upper=True) / values_D[kept][:, None]
     solution_OD = torch.linalg.solve_triangular(r_KK.T, inner_KO, upper=False).T @ q_DK.T
     return solution_OD, int((~kept).sum())

@@ -16,7 +16,8 @@ import torch
 from merging_cli.main import main
 from safetensors.torch import save_file
 
-from merging.connecting import VARIABLE, share_cores
+from merging.connecting import VARIABLE
+from merging.cores import Place, share_cores
 from merging.errors import SpecError
 from merging.ranks import ALONE, ranks
 
@@ -144,16 +145,21 @@ def test_the_command_refuses_it_too(spec: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("here", "wanted"), [("1000000", 1), ("1", 3), ("", 3), ("many", 3)], ids=["crowded", "alone", "", "odd"]
+    ("everyone", "wanted"),
+    [
+        ([Place("m", frozenset(range(4)))], 3),
+        ([Place("m", frozenset(range(4)))] * 2, 2),
+        ([Place("m", frozenset(range(4)))] * 9, 1),
+        ([Place("m", frozenset(range(4))), Place("m", frozenset(range(4, 8)))], 3),
+        ([Place("m", frozenset(range(4))), Place("other", frozenset(range(4)))], 3),
+    ],
+    ids=["alone", "two", "crowded", "bound to cores of their own", "on other machines"],
 )
-def test_processes_of_one_machine_share_its_cores(
-    monkeypatch: pytest.MonkeyPatch, here: str, wanted: int
-) -> None:
+def test_processes_of_one_machine_share_its_cores(everyone: list[Place], wanted: int) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
     torch.set_num_threads(3)
     try:
-        share_cores()
+        share_cores(everyone[0], everyone)
 
         assert torch.get_num_threads() == wanted
     finally:

@@ -87,11 +87,12 @@ def _measure(
     from benchmarks.suites import experiments, grid, identity
     from benchmarks.suites.stamps import stamped
 
-    built, records = grid.Suite(spec), grid.Records(out / "records.jsonl")
-    identity.claim(out, built)
+    built, place = grid.Suite(spec), spec.parent / "models" / "joint"
+    joint = place if place.exists() else None
+    identity.claim(out, built, joint)
+    records = grid.Records(out / "records.jsonl")
     with stamped(out, said):
-        joint = spec.parent / "models" / "joint"
-        grid.references(built, joint if joint.exists() else None, records)
+        grid.references(built, joint, records)
         for part in parts:
             if part == "rules":
                 _rules(built, records, labels, defaults)

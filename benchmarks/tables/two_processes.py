@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from benchmarks.product import FIRST, Product
 from benchmarks.section import Found
 from benchmarks.tables.calibrate import METHODS, spec
 from benchmarks.tables.vision import RULES
+from merging.cores import cores
 
 METHODS_AND_RULES = (*METHODS, "task_arithmetic", *RULES)
 
@@ -32,7 +32,7 @@ def measured(options: argparse.Namespace) -> Found:
     inputs = TOY_B32 if options.toy else CLIP_B32
     models = at_hand(options.inputs / named("clip_b32", toy=options.toy), inputs)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.processes))
-    threads = max(1, (options.threads or os.cpu_count() or 1) // options.processes)
+    threads = max(1, (options.threads or cores()) // options.processes)
     several = f"torchrun, {options.processes} processes"
     rows, times = [], []
     for name in options.methods:

@@ -135,6 +135,7 @@ class LoraSource(CheckpointSource):
         self.notes = (*tensors.notes, *placement.notes)
         self._stored = frozenset(base.names())
         self._latest: tuple[str, LowRank] | None = None
+        self._of_columns: dict[str, Tensor] = {}
 
     def names(self) -> tuple[str, ...]:
         return (*self._base.names(), *(name for name in self._whole if name not in self._stored))
@@ -149,15 +150,15 @@ class LoraSource(CheckpointSource):
         return self._base.shard(name) if name in self._stored else None
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        start = self._start(name, rows)
         change = self._changes.get(name)
+        if change is not None and change.magnitude and not change.bias:
+            return self._rescaled(name, change, rows)
+        start = self._start(name, rows)
         if change is None:
             return start
         if change.bias:
             shift_O = self._tensors.read(change.bias, rows).double()
             return start.double() + change.scale * shift_O
-        if change.magnitude:
-            return self._rescaled(name, change, rows)
         return start.double() + self._factors(name, change).product(rows).view(start.shape)
 
     def factors(self, name: str) -> LowRank | None:
@@ -192,17 +193,21 @@ class LoraSource(CheckpointSource):
 
     def _rescaled(self, name: str, change: Change, rows: slice | None) -> Tensor:
         """DoRA: each output's weights, as LoRA leaves them, are brought to the length that was learnt."""
-        if change.transposed:  # an output is a column, whose length takes all rows
-            rows, part = None, rows
-        else:
-            part = None
-        start = self._start(name, rows)
-        changed = start.double() + self._factors(name, change).product(rows)
-        lengths = self._tensors.read(change.magnitude, rows).double()
+        changed = self._changed(name, change, rows)
         if change.transposed:
-            scaled = changed * (lengths / changed.norm(dim=0))
-            return scaled if part is None else scaled[part]
+            return changed * self._scales_of_columns(name, change)
+        lengths = self._tensors.read(change.magnitude, rows).double()
         return changed * (lengths / changed.norm(dim=1))[:, None]
+
+    def _scales_of_columns(self, name: str, change: Change) -> Tensor:
+        """Where an output is a column, its length takes all rows: asked once, for all blocks."""
+        if name not in self._of_columns:
+            lengths = self._tensors.read(change.magnitude).double()
+            self._of_columns[name] = lengths / self._changed(name, change, None).norm(dim=0)
+        return self._of_columns[name]
+
+    def _changed(self, name: str, change: Change, rows: slice | None) -> Tensor:
+        return self._start(name, rows).double() + self._factors(name, change).product(rows)
 
     def _same_as_base(self, name: str) -> bool:
         """PEFT stores some layers whole beside their factors, mostly unchanged."""

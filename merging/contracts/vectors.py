@@ -25,7 +25,7 @@ from merging.threads import in_threads
 
 BLOCK_ELEMENTS = 1 << 19  # of a row block, per model: 4 MiB in float64, enough that calls cost little
 _MODELS = 4  # as many have blocks of that size; more have smaller ones, so that memory stays what it is
-KEPT_BLOCKS = 32  # of one parameter, all models together, as they are stored, where it is walked over twice
+KEPT_BLOCKS = 32  # of one parameter, as many models together as have full blocks, as they are stored
 
 Item = TypeVar("Item")
 Visitor: TypeAlias = Callable[[str, Tensor], None]
@@ -158,8 +158,8 @@ class TaskVectors:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """For one parameter that this thread walks over several times: its files are read once, as far as
-        KEPT_BLOCKS row blocks in memory go."""
-        most = KEPT_BLOCKS * self._row_block
+        `kept_entries` go."""
+        most = kept_entries(self._row_block, len(self._models.experts) + 1)
         self._place.kept = KeptRows(most * self._itemsize)
         try:
             yield
@@ -244,6 +244,12 @@ class Held:
 def usual_row_block(models: int) -> int:
     """Entries of a row block, per model, where so many are read together."""
     return max(1, BLOCK_ELEMENTS * _MODELS // max(models, _MODELS))
+
+
+def kept_entries(row_block: int, models: int) -> int:
+    """How many of one parameter, all models together, are kept where it is walked over twice: blocks that are
+    smaller because there are more models do not leave less room."""
+    return KEPT_BLOCKS * row_block * max(models, _MODELS) // _MODELS
 
 
 def row_blocks(spec: TensorSpec, most: int | None = None) -> list[slice | None]:

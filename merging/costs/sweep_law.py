@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from merging.costs.sizes import BlockSizes, FeedSizes, Sizes, Walk
 
 _SINGLE, _DOUBLE = 4, 8  # bytes of an entry
+_DIRECTIONS = 4  # matrices of the system's size: its eigenvectors, and twice as much while they are found
 _STEPS_OF_CONDITION = 12  # products with a D x D matrix, and twice as many solves
 _PARTIAL = 0.7  # share of a block's forward that is run up to a feed inside it, on average
 
@@ -73,7 +74,7 @@ def _parts_of(rule: LayerRule, block: BlockSizes, walk: Walk) -> Iterator[list[A
         solving = []
         for place, feed in enumerate(feeds):
             left = together(_equations(rule, walk, one) for one in feeds[place + 1 :])
-            solving.append(student + found + left + _solving(feed, short=tokens < feed.inputs))
+            solving.append(student + found + left + _solving(walk, feed, short=tokens < feed.inputs))
             found += Alive.of(_sums(walk) * feed.outputs * feed.inputs)
         yield solving
 
@@ -121,15 +122,17 @@ def _folding(walk: Walk, feed: FeedSizes) -> Alive:
     return Alive.of(*[_sums(walk) * square] * 2, *[_sums(walk) * flat] * 3)
 
 
-def _solving(feed: FeedSizes, *, short: bool) -> Alive:
+def _solving(walk: Walk, feed: FeedSizes, *, short: bool) -> Alive:
     """The system, in which it is factored, and a part of the sums it is made of; right side, correction,
-    solution and copies of them. `short`: fewer tokens than features; then perhaps its directions, too."""
+    solution and copies of them. `short`: fewer tokens than features; then perhaps its directions, too, and
+    what LAPACK needs to find them."""
     from merging.moments import row_blocks
 
     square, flat = feed.inputs**2, feed.outputs * feed.inputs
     part = max((stop - start) * (feed.inputs - start) for start, stop in row_blocks(feed.inputs))
-    more = square if short else part
-    return Alive.of(_DOUBLE * square, _DOUBLE * more, *[_DOUBLE * flat] * 6, *[_SINGLE * flat] * 2)
+    more = [square] * _DIRECTIONS if short else [part]
+    doubles = [_DOUBLE * entries for entries in (square, *more, *[flat] * 6)]
+    return Alive.of(*doubles, *[_sums(walk) * flat] * 2)
 
 
 def _work(rule: LayerRule, sizes: Sizes, walk: Walk) -> Work:

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 def tensor_rule_cost(rule: TensorMerger, sizes: Sizes) -> Cost:
     """Row blocks of all models, one set of them per thread; or the largest tensor of all models. Of a
     parameter that is read twice, what is kept of the first time."""
-    from merging.contracts.vectors import KEPT_BLOCKS
+    from merging.contracts.vectors import kept_entries
 
     width = max(sizes.itemsize, 8 if rule.precision == "float64" else 4)
     stored = 2 * sizes.itemsize  # as read, and as written
     held = rule.arrays(sizes.experts) * width + stored
     block = sizes.threads * min(sizes.row_block, sizes.largest)
     at_once = block if rule.elementwise else sizes.largest
-    kept = min(KEPT_BLOCKS * sizes.row_block, sizes.largest * (sizes.experts + 1)) if rule.surveys else 0
+    models = sizes.experts + 1
+    kept = min(kept_entries(sizes.row_block, models), sizes.largest * models) if rule.surveys else 0
     memory = at_once * held + (sizes.threads if rule.elementwise else 1) * kept * sizes.itemsize
     return Cost(memory=memory, work=rule_work(rule, sizes))
 

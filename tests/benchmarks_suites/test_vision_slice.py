@@ -242,6 +242,22 @@ def test_records_are_those_of_one_build(suite: Path, tmp_path: Path) -> None:
 
     with pytest.raises(OutputError, match='expert "two", task one differ'):
         identity.claim(tmp_path, grid.Suite(other / "spec.json"))
+    grid.Records(tmp_path / "records.jsonl").add(grid.Entry("rules", "average", "none", 0, {"one": 0.5}))
+    (tmp_path / identity.FILE).unlink()
+    with pytest.raises(OutputError, match=r"no suite\.json that says of which build"):
+        identity.claim(tmp_path, grid.Suite(suite / "spec.json"))
+
+
+def test_a_build_is_told_by_adapters_scales_and_by_the_joint_model_too(suite: Path, tmp_path: Path) -> None:
+    found = identity.identity(grid.Suite(suite / "spec-lora.json"), suite / "models/one")
+    other = tmp_path / "suite"
+    shutil.copytree(suite, other)
+    config = other / "adapters/one/adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "lora_alpha": 64}))
+
+    changed = identity.identity(grid.Suite(other / "spec-lora.json"), suite / "models/two")
+
+    assert {role for role in found if found[role] != changed[role]} == {'expert "one"', "joint model"}
 
 
 def test_what_was_measured_becomes_a_section_with_figures(tmp_path: Path) -> None:

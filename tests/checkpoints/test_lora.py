@@ -117,6 +117,27 @@ def test_rows_are_those_of_the_whole_tensor(tiny, tmp_path, case):
             assert torch.allclose(source.read(name, part).double(), whole[part].double(), rtol=1e-12, atol=0)
 
 
+def test_lengths_of_columns_are_asked_once_for_all_blocks(tiny, tmp_path, monkeypatch):
+    model = tiny("gpt2")
+    base = saved(model, tmp_path / "base")
+    adapted(model, tmp_path / "adapter", **CASES["gpt2, DoRA"][1])
+    source = open_adapter(tmp_path / "adapter", base, model)
+    name = next(name for name in base.names() if name.endswith("c_attn.weight"))
+    whole, reads = source.read(name), []
+    read = SafetensorsSource.read
+    monkeypatch.setattr(
+        SafetensorsSource,
+        "read",
+        lambda self, name, rows=None: (reads.append(rows), read(self, name, rows))[1],
+    )
+
+    parts = [source.read(name, slice(row, row + 4)) for row in range(0, len(whole), 4)]
+
+    assert torch.allclose(torch.cat(parts), whole, rtol=1e-12, atol=0)
+    assert len(reads) == len(parts)
+    assert None not in reads
+
+
 @pytest.mark.parametrize("case", ["llama", "clip_vision, patches and biases", "gpt2, layout not said"])
 def test_factors_are_what_is_added(tiny, tmp_path, case):
     kind, config = CASES[case]
