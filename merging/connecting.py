@@ -6,10 +6,12 @@ import math
 import os
 import socket
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 
+from merging.cores import Place
 from merging.errors import MergingError, Problem, SpecError
 
 VARIABLE = "MERGING_CONNECT_SECONDS"
@@ -73,6 +75,16 @@ def connect(backend: str, patience: timedelta) -> None:
         ) from error
     store.set_timeout(patience)
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+
+
+def share_cores(mine: Place, everyone: Sequence[Place]) -> None:
+    """Let this process have no more threads than there are cores for it, beside others on the same ones: the
+    threads of all would wait for each other at every operation, whatever OMP_NUM_THREADS says. Processes that
+    were bound to cores of their own keep all of these."""
+    sharing = sum(one.machine == mine.machine and bool(one.cores & mine.cores) for one in everyone)
+    most = max(1, len(mine.cores) // max(1, sharing))
+    if sharing > 1 and torch.get_num_threads() > most:
+        torch.set_num_threads(most)
 
 
 def _store(rank: int, size: int, end: float) -> torch.distributed.Store:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from merging.connecting import connect, processes
-from merging.cores import Place, share_cores
+from merging.connecting import connect, processes, share_cores
+from merging.cores import Place
 from merging.errors import MergingError
 
 Item = TypeVar("Item")

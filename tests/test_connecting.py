@@ -16,8 +16,8 @@ import torch
 from merging_cli.main import main
 from safetensors.torch import save_file
 
-from merging.connecting import VARIABLE
-from merging.cores import Place, share_cores
+from merging.connecting import VARIABLE, share_cores
+from merging.cores import Place
 from merging.errors import SpecError
 from merging.ranks import ALONE, ranks
 
