@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from merging.costs.sizes import BlockSizes, FeedSizes, Sizes, Walk
 
 _SINGLE, _DOUBLE = 4, 8  # bytes of an entry
-_DIRECTIONS = 4  # matrices of the system's size: its eigenvectors, and twice as much while they are found
+_DIRECTIONS = 4  # matrices of the system's size: what eigenvectors and QR take beside it
 _STEPS_OF_CONDITION = 12  # products with a D x D matrix, and twice as many solves
 _PARTIAL = 0.7  # share of a block's forward that is run up to a feed inside it, on average
 
