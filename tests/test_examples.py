@@ -129,21 +129,30 @@ def open_clip(folder: Path) -> None:
     vision_data(folder, head=False)
 
 
-def t5(folder: Path) -> None:
-    saved_text(folder / "models", "t5", ["nli", "headline"])
-    shutil.move(folder / "models" / "base", folder / "models" / "t5")
+def text_models(folder: Path, kind: str, tasks: list[str], adapters: bool) -> None:
+    base = saved_text(folder / "models", kind, [] if adapters else tasks)
+    shutil.move(folder / "models" / "base", folder / "models" / kind)
+    if adapters:
+        from peft_adapters import adapted
+
+        for seed, task in enumerate(tasks):
+            adapted(base, folder / "adapters" / task, seed=seed, target_modules=LAYERS[kind])
+
+
+def t5(folder: Path, *, adapters: bool = False) -> None:
+    text_models(folder, "t5", ["nli", "headline"], adapters)
     answers = ("entailment", "neutral", "contradiction")
     rows(folder, "nli", [{"premise": "a", "hypothesis": "b", "answer": a, "label": a} for a in answers])
     rows(folder, "headline", [{"article": "the film was good", "title": "good film"}])
 
 
-def llama(folder: Path) -> None:
-    saved_text(folder / "models", "llama", ["movie", "spam"])
-    shutil.move(folder / "models" / "base", folder / "models" / "llama")
+def llama(folder: Path, *, adapters: bool = False) -> None:
+    text_models(folder, "llama", ["movie", "spam"], adapters)
     rows(folder, "movie", [{"text": "good film", "label": "pos"}, {"text": "bad film", "label": "neg"}])
     rows(folder, "spam", [{"text": "read it", "label": "spam"}, {"text": "the book", "label": "ham"}])
 
 
+LAYERS = {"t5": ["q", "v"], "llama": ["q_proj", "v_proj"]}
 SAME_EXAMPLES = ['allow=["overlap"]']  # the stand-ins have the same few examples in every split
 
 STAND_INS = {
@@ -151,7 +160,9 @@ STAND_INS = {
     "vision-lora": vision_lora,
     "open-clip": open_clip,
     "t5": t5,
+    "t5-lora": partial(t5, adapters=True),
     "llama": llama,
+    "llama-lora": partial(llama, adapters=True),
 }
 
 
@@ -172,13 +183,13 @@ def widen_(folder: Path, words: set[str]) -> None:
 @pytest.mark.parametrize("path", LOCAL, ids=name_of)
 def test_a_spec_for_ones_own_models_validates_and_plans(path: Path, tmp_path: Path) -> None:
     STAND_INS[path.stem](tmp_path)
-    if path.stem in ("t5", "llama"):
-        answers = {"t5": {"entailment", "neutral", "contradiction"}, "llama": {"negative", "positive"}}
-        words = answers[path.stem] | {"no", "yes"}
-        widen_(tmp_path / "models" / path.stem, words)
+    kind = path.stem.removesuffix("-lora")
+    answers = {"t5": {"entailment", "neutral", "contradiction"}, "llama": {"negative", "positive"}}
+    if kind in answers:
+        widen_(tmp_path / "models" / kind, answers[kind] | {"no", "yes"})
         for config in (tmp_path / "models").glob("*/config.json"):
-            if config.parent.name != path.stem:
-                shutil.copy(tmp_path / "models" / path.stem / "config.json", config)
+            if config.parent.name != kind:
+                shutil.copy(tmp_path / "models" / kind / "config.json", config)
     shutil.copy(path, tmp_path / "spec.json")
 
     pipeline = Pipeline.from_spec(tmp_path / "spec.json", sets=SAME_EXAMPLES)

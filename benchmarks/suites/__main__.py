@@ -108,11 +108,12 @@ def _rules(built: grid.Suite, records: grid.Records, labels: Sequence[str] | Non
     from benchmarks.suites import grid, rows
 
     adapters = any(ref.adapter for ref in built.spec().experts.values())
+    headed = all(task.head is not None for task in built.tasks.values())
     wanted = [row for row in rows.RULES if adapters or not row.adapters_only]
+    wanted = [row for row in wanted if headed or not row.needs_heads]
     wanted = [row for row in wanted if labels is None or row.label in labels]
     if defaults:
         wanted = [replace(row, sweep={}) for row in wanted]
-    headed = all(task.head is not None for task in built.tasks.values())
     # The others correct what a head reads; answers of a language model are read without one.
     calibrators = rows.CALIBRATORS if headed else ("featcal",)
     grid.measure(built, "rules", [replace(row, calibrators=calibrators) for row in wanted], records)

@@ -22,6 +22,7 @@ class Row:
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     calibrators: Sequence[str] = CALIBRATORS
     adapters_only: bool = False
+    needs_heads: bool = False
 
 
 RULES = (
@@ -45,8 +46,8 @@ RULES = (
     Row("LOT", "lot", sweep={"scale": (0.3, 1.0)}),
     Row("KnOTS", "knots", sweep={"scale": SCALES}, adapters_only=True),
     Row("Core Space", "core_space", sweep={"scale": (0.1, 0.2, 0.4)}, adapters_only=True),
-    Row("Fisher", "fisher", {"estimate": "batch"}),
-    Row("AdaMerging", "ada_merging", {"steps": 30, "batches": 1, "initial": 0.1}),
+    Row("Fisher", "fisher", {"estimate": "batch"}, needs_heads=True),
+    Row("AdaMerging", "ada_merging", {"steps": 30, "batches": 1, "initial": 0.1}, needs_heads=True),
 )
 
 ABLATION = (
