@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_texts import saved
 
+from benchmarks.suites.__main__ import main
 from benchmarks.suites.grid import Records, Suite, references
+from benchmarks.suites.rows import RULES
 from benchmarks.suites.text import making, training
 from benchmarks.suites.text.making import ADAPTER_SPEC, Recipe, make, suite_of
 from benchmarks.suites.text.splits import PARTS, Part
@@ -138,6 +140,19 @@ def test_a_suite_is_made_merged_and_measured(recipe: Recipe, tmp_path: Path) -> 
     history = json.loads((folder / "training" / "kind.json").read_text())
     assert [look["step"] for look in history] == [6, 12, 18, 24, 30]
     assert history[-1]["loss"] < history[0]["loss"]
+
+
+def test_every_rule_that_needs_no_head_is_measured(recipe: Recipe, tmp_path: Path) -> None:
+    spec, out = made_by(recipe, tmp_path / "suite")[ADAPTER_SPEC], tmp_path / "measured"
+
+    main(["measure", str(spec), "--out", str(out), "--only", "rules", "--defaults"])
+
+    entries = Records(out / "records.jsonl").of("rules")
+    wanted = {row.label for row in RULES if not row.needs_heads}
+    assert {(entry.row, entry.calibrator) for entry in entries} == {
+        (label, calibrator) for label in wanted for calibrator in ("none", "featcal")
+    }
+    assert all(0 <= score <= 1 for entry in entries for score in entry.scores.values())
 
 
 def test_making_goes_on_where_it_was_stopped(
