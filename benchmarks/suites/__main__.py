@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     telling.add_argument("measured", type=Path, help="folder of the records")
     telling.add_argument("--title", required=True)
     telling.add_argument("--page", type=Path, default=Path("docs/results.md"))
-    measuring.add_argument("--rows", nargs="+", help="of the rules, by their names in the table; else all")
+    measuring.add_argument(
+        "--rows", nargs="+", help="of the rules, and of `tuned`, by their names in the table; else all"
+    )
     measuring.add_argument(
         "--defaults", action="store_true", help="search nothing: all rules at their defaults"
     )
@@ -100,6 +102,8 @@ def _measure(
                 found = experiments.apart(built)
                 for name, values in (("shift", found.shift), ("cosines", found.cosines)):
                     (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            elif part == "tuned":
+                experiments.tuned(built, records, labels)
             else:
                 experiments.ALL[part](built, records)
 

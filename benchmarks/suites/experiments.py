@@ -95,12 +95,14 @@ def sweeps(suite: Suite, records: Records) -> None:
             )
 
 
-def tuned(suite: Suite, records: Records) -> None:
-    """FeatCal with settings that the search on validation examples finds."""
+def tuned(suite: Suite, records: Records, labels: Sequence[str] | None = None) -> None:
+    """FeatCal with settings that the search on validation examples finds; on all of TUNED, or on `labels`."""
     few = suite.data(examples=SWEEP_EXAMPLES)
     tasks = {name: replace(task, calibration=few[name]) for name, task in suite.tasks.items()}
     sweeps = {f"calibrate.{setting}": list(values) for setting, values in TRIED.items()}
     for row in TUNED:
+        if labels is not None and row.label not in labels:
+            continue
         if ("tuned", row.label, "featcal", 0) in records.entries:
             continue
         merge = "merge=" + json.dumps({"type": row.rule, **row.settings})
