@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.suites import grid
 
 PARTS = (
-    *("seeds", "ablation", "samples", "rounds", "tuned", "distance", "tasks"),
+    *("seeds", "ablation", "samples", "rounds", "tuned", "tuned-rounds", "distance", "tasks"),
     *("shift", "precisions", "sweeps", "corruption"),
 )
 """The experiments, the most wanted first."""
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     telling.add_argument("--title", required=True)
     telling.add_argument("--page", type=Path, default=Path("docs/results.md"))
     measuring.add_argument(
-        "--rows", nargs="+", help="of the rules, and of `tuned`, by their names in the table; else all"
+        "--rows",
+        nargs="+",
+        help="of the rules, `tuned` and `tuned-rounds`, by their names in the table; else all",
     )
     measuring.add_argument(
         "--defaults", action="store_true", help="search nothing: all rules at their defaults"
@@ -102,8 +104,8 @@ def _measure(
                 found = experiments.apart(built)
                 for name, values in (("shift", found.shift), ("cosines", found.cosines)):
                     (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-            elif part == "tuned":
-                experiments.tuned(built, records, labels)
+            elif part in experiments.BY_ROW:
+                experiments.BY_ROW[part](built, records, labels)
             else:
                 experiments.ALL[part](built, records)
 

@@ -15,6 +15,7 @@ from benchmarks.suites.grid import Entry, Records, Suite, measure
 from benchmarks.suites.rows import ABLATION, Row
 from merging.checkpoints.source import CheckpointSource
 from merging.contracts.models import Models
+from merging.errors import SpecError
 from merging.held_out import HeldOut
 from merging.scoring import measure_drift
 from merging.search import search
@@ -40,6 +41,8 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 COUNTS = (2, 4, 8)
 
 ROUNDS = (1, 2, 3)
+LATER_ANCHORS = (2.2, 1.0)
+"""FeatCal's `anchor` from the second round on: as in the first, or the model itself."""
 
 PRECISIONS = ("float32", "mixed", "float64")
 
@@ -142,18 +145,44 @@ def tasks(suite: Suite, records: Records) -> None:
 
 def rounds(suite: Suite, records: Records) -> None:
     """FeatCal on what FeatCal made: each round starts nearer to the experts."""
-    data = suite.data()
     for row in (AVERAGE, CHAIN):
-        tables = [f"rounds {number}" for number in ROUNDS]
-        if all((table, row.label, "featcal", 0) in records.entries for table in tables):
+        _rounds(suite, records, row, {f"rounds {number}": {} for number in ROUNDS})
+
+
+def tuned_rounds(suite: Suite, records: Records, labels: Sequence[str] | None = None) -> None:
+    """Rounds with the settings that `tuned` has found, by the anchor of the later ones."""
+    for row in (AVERAGE, CHAIN):
+        if labels is not None and row.label not in labels:
             continue
-        spec = suite.spec("merge=" + json.dumps({"type": row.rule}), 'calibrate={"type": "featcal"}')
-        source = suite.merged(spec, data)
-        for table in tables:
-            start = time.perf_counter()
-            source = suite.calibrated(spec, source, data)[0]
-            seconds = time.perf_counter() - start
-            records.add(Entry(table, row.label, "featcal", 0, suite.scores(source), seconds))
+        found = records.entries.get(("tuned", row.label, "featcal", 0))
+        if found is None:
+            raise SpecError(f'no settings for "{row.label}" are on record: measure `tuned` first')
+        for anchor in LATER_ANCHORS:
+            later = {
+                tuned_round(anchor, number): {**found.settings, "anchor": anchor} for number in ROUNDS[1:]
+            }
+            _rounds(suite, records, row, {"tuned": found.settings, **later})
+
+
+def tuned_round(anchor: float, number: int) -> str:
+    """The table of a later round's entry."""
+    return f"anchor {anchor:g} in round {number}"
+
+
+def _rounds(suite: Suite, records: Records, row: Row, tables: Mapping[str, Mapping[str, float]]) -> None:
+    """One round after the other, each into its table and with its settings of FeatCal."""
+    if all((table, row.label, "featcal", 0) in records.entries for table in tables):
+        return
+    data, merge = suite.data(), "merge=" + json.dumps({"type": row.rule, **row.settings})
+    source = suite.merged(suite.spec(merge), data)
+    for table, settings in tables.items():
+        spec = suite.spec(merge, "calibrate=" + json.dumps({"type": "featcal", **settings}))
+        start = time.perf_counter()
+        source = suite.calibrated(spec, source, data)[0]
+        seconds = time.perf_counter() - start
+        if (table, row.label, "featcal", 0) not in records.entries:
+            scores = suite.scores(source)
+            records.add(Entry(table, row.label, "featcal", 0, scores, seconds, settings))
 
 
 def _known_of_all(suite: Suite, table: str, records: Records) -> None:
@@ -238,6 +267,12 @@ def _shift(suite: Suite, source: CheckpointSource) -> list[float]:
     ]
 
 
+BY_ROW: Mapping[str, Callable[[Suite, Records, Sequence[str] | None], None]] = {
+    "tuned": tuned,
+    "tuned-rounds": tuned_rounds,
+}
+"""Those that can be asked for some rows alone."""
+
 ALL: Mapping[str, Callable[[Suite, Records], None]] = {
     "seeds": seeds,
     "ablation": ablation,
@@ -245,7 +280,6 @@ ALL: Mapping[str, Callable[[Suite, Records], None]] = {
     "distance": distance,
     "tasks": tasks,
     "rounds": rounds,
-    "tuned": tuned,
     "precisions": precisions,
     "sweeps": sweeps,
     "corruption": corruption,

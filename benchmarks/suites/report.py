@@ -12,6 +12,7 @@ from benchmarks.section import Section, write_section
 from benchmarks.suites import tables
 from benchmarks.suites.experiments import (
     COUNTS,
+    LATER_ANCHORS,
     PRECISIONS,
     ROUNDS,
     SAMPLES,
@@ -19,6 +20,7 @@ from benchmarks.suites.experiments import (
     SWEEP_EXAMPLES,
     SWEEPS,
     TRIED,
+    tuned_round,
 )
 from benchmarks.suites.grid import Entry, Records
 from benchmarks.suites.stamps import stamps
@@ -96,6 +98,7 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
     if records.of("tuned"):
         body += [f"FeatCal with settings that did best on validation examples, of {_tried()}:"]
         body += [tables.tuned(records)]
+    body += _tuned_rounds(records)
     precisions = [
         one
         for one in PRECISIONS
@@ -136,6 +139,19 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
             _numbers("calibration examples with", [kind.removeprefix("corruption ") for kind in kinds], rows)
         )
     return body
+
+
+def _tuned_rounds(records: Records) -> list[str]:
+    rows = {}
+    for label, row, calibrator in LINES:
+        for anchor in LATER_ANCHORS:
+            names = ("tuned", *(tuned_round(anchor, number) for number in ROUNDS[1:]))
+            if calibrator == "featcal" and all(
+                (name, row, calibrator, 0) in records.entries for name in names
+            ):
+                points = [(0.0, _mean(records, name, row, calibrator)) for name in names]
+                rows[f"{label}, later `anchor` {anchor:g}"] = points
+    return [_numbers("rounds with those settings", list(map(str, ROUNDS)), rows)] if rows else []
 
 
 def _tried() -> str:

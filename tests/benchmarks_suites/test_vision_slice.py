@@ -33,7 +33,7 @@ from merging.demo.packages import Archive
 from merging.demo.vision.base_model import MEAN, STD
 from merging.demo.vision.drawing import PIXELS
 from merging.demo.vision.tasks import write_pictures
-from merging.errors import OutputError
+from merging.errors import OutputError, SpecError
 
 # Of transformers, about what peft asks it.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
@@ -454,3 +454,30 @@ def test_settings_of_featcal_are_searched_on_validation_examples(
     assert f"| average | ridge {found.settings['ridge']:g}, interpolation 0.5 | " in tables.tuned(records)
     monkeypatch.setattr(experiments, "search", None)
     experiments.tuned(opened, records)  # known
+
+
+def test_rounds_with_settings_that_were_found(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (experiments, report):
+        monkeypatch.setattr(module, "ROUNDS", (1, 2))
+    opened, records = grid.Suite(suite / "spec.json"), grid.Records(tmp_path / "records.jsonl")
+    with pytest.raises(SpecError, match='no settings for "average" are on record: measure `tuned` first'):
+        experiments.tuned_rounds(opened, records, ["average"])
+    settings = {"ridge": 0.01, "interpolation": 0.5}
+    known = grid.Entry("tuned", "average", "featcal", 0, {"one": 0.5, "two": 0.25}, 1.0, settings)
+    records.add(known)
+
+    experiments.tuned_rounds(opened, records, ["average"])
+
+    assert records.of("tuned") == [known]
+    once, twice = ({"type": "featcal", **settings}, {"type": "featcal", **settings, "anchor": 1.0})
+    spec = opened.spec(f"calibrate={json.dumps([once, twice])}")
+    expected = opened.scores(opened.calibrated(spec, opened.merged(spec, opened.data()), opened.data())[0])
+    second = records.entries["anchor 1 in round 2", "average", "featcal", 0]
+    assert second.scores == expected
+    assert second.settings == {**settings, "anchor": 1.0}
+    first, *_, last = report._tuned_rounds(records)[0].splitlines()
+    assert first == "| rounds with those settings | 1 | 2 |"
+    mean = 50 * sum(expected.values())
+    assert last == f"| average + FeatCal, later `anchor` 1 | 37.5 | {mean:.1f} |"
