@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from benchmarks.suites import grid
 
 PARTS = (
-    *("seeds", "ablation", "samples", "rounds", "tuned", "tuned-rounds", "distance", "tasks"),
-    *("shift", "precisions", "sweeps", "corruption"),
+    *("seeds", "ablation", "samples", "rounds", "tuned", "tuned-without-labels", "tuned-rounds"),
+    *("distance", "tasks", "shift", "precisions", "sweeps", "corruption"),
 )
 """The experiments, the most wanted first."""
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measuring.add_argument(
         "--rows",
         nargs="+",
-        help="of the rules, `tuned` and `tuned-rounds`, by their names in the table; else all",
+        help="of the rules and of what begins with `tuned`, by their names in the table; else all",
     )
     measuring.add_argument(
         "--defaults", action="store_true", help="search nothing: all rules at their defaults"

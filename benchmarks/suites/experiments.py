@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -100,23 +100,38 @@ def sweeps(suite: Suite, records: Records) -> None:
 
 def tuned(suite: Suite, records: Records, labels: Sequence[str] | None = None) -> None:
     """FeatCal with settings that the search on validation examples finds; on all of TUNED, or on `labels`."""
+    _tuned(suite, records, labels, "tuned", "validation")
+
+
+def tuned_without_labels(suite: Suite, records: Records, labels: Sequence[str] | None = None) -> None:
+    """The same by the features of calibration examples that the search holds out: no labels are needed."""
+    _tuned(suite, records, labels, "tuned without labels", "features")
+
+
+def _tuned(
+    suite: Suite,
+    records: Records,
+    labels: Sequence[str] | None,
+    table: str,
+    criterion: Literal["validation", "features"],
+) -> None:
     few = suite.data(examples=SWEEP_EXAMPLES)
     tasks = {name: replace(task, calibration=few[name]) for name, task in suite.tasks.items()}
     sweeps = {f"calibrate.{setting}": list(values) for setting, values in TRIED.items()}
     for row in TUNED:
         if labels is not None and row.label not in labels:
             continue
-        if ("tuned", row.label, "featcal", 0) in records.entries:
+        if (table, row.label, "featcal", 0) in records.entries:
             continue
         merge = "merge=" + json.dumps({"type": row.rule, **row.settings})
         asked = suite.spec(merge, 'calibrate={"type": "featcal"}')
-        spec, curve = search(asked, suite.opened, tasks, sweeps, criterion="validation")
-        print(f"tuned: {row.label}: {curve.best}", flush=True)
+        spec, curve = search(asked, suite.opened, tasks, sweeps, criterion=criterion)
+        print(f"{table}: {row.label}: {curve.best}", flush=True)
         start = time.perf_counter()
         source = suite.calibrated(spec, suite.merged(spec, suite.data()), suite.data())[0]
         seconds = time.perf_counter() - start
         settings = {name: getattr(spec.calibrate[0].settings, name) for name in TRIED}
-        records.add(Entry("tuned", row.label, "featcal", 0, suite.scores(source), seconds, settings))
+        records.add(Entry(table, row.label, "featcal", 0, suite.scores(source), seconds, settings))
 
 
 def precisions(suite: Suite, records: Records) -> None:
@@ -269,6 +284,7 @@ def _shift(suite: Suite, source: CheckpointSource) -> list[float]:
 
 BY_ROW: Mapping[str, Callable[[Suite, Records, Sequence[str] | None], None]] = {
     "tuned": tuned,
+    "tuned-without-labels": tuned_without_labels,
     "tuned-rounds": tuned_rounds,
 }
 """Those that can be asked for some rows alone."""

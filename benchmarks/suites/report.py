@@ -95,8 +95,11 @@ def _experiments(records: Records, figures: Path, stem: str) -> list[str]:
     }
     if rounds:
         body.append(_numbers("rounds of FeatCal", list(map(str, ROUNDS)), rounds))
-    if records.of("tuned"):
-        body += [f"FeatCal with settings that did best on validation examples, of {_tried()}:"]
+    if records.of("tuned") or records.of("tuned without labels"):
+        body += [
+            f"FeatCal with the best settings of {_tried()}, judged by the task's metric on validation "
+            "examples, or without labels by the features of calibration examples that were held out:"
+        ]
         body += [tables.tuned(records)]
     body += _tuned_rounds(records)
     precisions = [

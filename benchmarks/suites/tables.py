@@ -54,10 +54,11 @@ def per_task(records: Records, table: str, entries: Sequence[tuple[str, str]] = 
 def tuned(records: Records) -> str:
     """FeatCal on each rule with the settings that were found: mean accuracy, and share of the experts'."""
     experts = _scores(records, "references", "experts")
-    lines = ["| on | settings | FeatCal |", "| --- | --- | ---: |"]
-    for entry in records.of("tuned"):
-        settings = ", ".join(f"{name} {value:g}" for name, value in entry.settings.items())
-        lines.append(f"| {entry.row} | {settings} | {_cell(entry.scores, experts)} |")
+    lines = ["| on | judged by | settings | FeatCal |", "| --- | --- | --- | ---: |"]
+    for table, judge in (("tuned", "validation examples"), ("tuned without labels", "features")):
+        for entry in records.of(table):
+            settings = ", ".join(f"{name} {value:g}" for name, value in entry.settings.items())
+            lines.append(f"| {entry.row} | {judge} | {settings} | {_cell(entry.scores, experts)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -432,8 +432,9 @@ def test_what_is_known_of_the_whole_suite_is_not_measured_again(
     assert [entry.scores["two"] for entry in records.of("share 1")] == [0.25] * 5
 
 
-def test_settings_of_featcal_are_searched_on_validation_examples(
-    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("table", ["tuned", "tuned without labels"])
+def test_settings_of_featcal_are_searched(
+    suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     monkeypatch.setattr(experiments, "TUNED", (experiments.AVERAGE,))
     monkeypatch.setattr(experiments, "SWEEP_EXAMPLES", 8)
@@ -442,18 +443,31 @@ def test_settings_of_featcal_are_searched_on_validation_examples(
     opened = grid.Suite(suite / "spec.json")
     grid.references(opened, None, records)
 
-    experiments.tuned(opened, records)
+    seen: list[bool] = []
+    searched = experiments.search
 
-    found = records.entries["tuned", "average", "featcal", 0]
+    def watched(spec: Any, models: Any, tasks: Any, sweeps: Any, **asked: Any) -> Any:
+        found = searched(spec, models, tasks, sweeps, **asked)
+        seen.append(asked["criterion"] == found[1].criterion == "validation")
+        return found
+
+    monkeypatch.setattr(experiments, "search", watched)
+    part = experiments.BY_ROW[table.replace(" ", "-")]
+    part(opened, records, None)
+
+    assert seen == [table == "tuned"]
+    found = records.entries[table, "average", "featcal", 0]
     assert found.settings["ridge"] in (0.01, 1.0)
     assert found.settings["interpolation"] == 0.5
     grid.measure(
         opened, "given", (experiments.AVERAGE,), records, calibration=found.settings, merged=False
     )  # with all the examples
     assert found.scores == records.entries["given", "average", "featcal", 0].scores
-    assert f"| average | ridge {found.settings['ridge']:g}, interpolation 0.5 | " in tables.tuned(records)
-    monkeypatch.setattr(experiments, "search", None)
-    experiments.tuned(opened, records)  # known
+    judge = "validation examples" if table == "tuned" else "features"
+    expected = f"| average | {judge} | ridge {found.settings['ridge']:g}, interpolation 0.5 | "
+    assert expected in tables.tuned(records)
+    part(opened, records, ["average"])
+    assert len(seen) == 1  # known
 
 
 def test_rounds_with_settings_that_were_found(
