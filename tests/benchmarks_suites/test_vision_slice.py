@@ -443,19 +443,19 @@ def test_settings_of_featcal_are_searched(
     opened = grid.Suite(suite / "spec.json")
     grid.references(opened, None, records)
 
-    seen: list[bool] = []
+    seen: list[Any] = []
     searched = experiments.search
 
     def watched(spec: Any, models: Any, tasks: Any, sweeps: Any, **asked: Any) -> Any:
         found = searched(spec, models, tasks, sweeps, **asked)
-        seen.append(asked["criterion"] == found[1].criterion == "validation")
+        seen.append((found[1].criterion, {len(task.calibration) for task in tasks.values()}))
         return found
 
     monkeypatch.setattr(experiments, "search", watched)
     part = experiments.BY_ROW[table.replace(" ", "-")]
     part(opened, records, None)
 
-    assert seen == [table == "tuned"]
+    assert seen == [("validation" if table == "tuned" else "features", {8})]
     found = records.entries[table, "average", "featcal", 0]
     assert found.settings["ridge"] in (0.01, 1.0)
     assert found.settings["interpolation"] == 0.5
